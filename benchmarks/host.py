@@ -206,12 +206,12 @@ class Comparison:
 
 
 def _sample(call: Call, calls: int) -> float:
-    _settle()
+    settle()
     _secs(call, max(1, calls // 4))  # warms up threads and caches
     return _secs(call, calls)
 
 
-def _settle() -> None:
+def settle() -> None:
     """Wait until all threads sleep.
 
     After a call TVM's threads spin for 0.2 s and OpenBLAS's for 0.05 s (measured on an AMD EPYC), on cores that the other needs.

@@ -15,7 +15,6 @@ from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from .shared.axes import axes_problems, positions
-from .shared.pointwise import cast, stage
 from .shared.precision import accum_dtype, accum_tolerance, is_integer
 
 WRAPPING = {"int8", "uint8", "int16"}
@@ -63,29 +62,9 @@ class Reduce(Rule):
         return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", out, self.dtype),))
 
     def lower(self) -> list[Any]:
-        from tvm import te, tirx
+        from kerneldecl.compiler.rowwise import reduction
 
-        x_arg, y = self.signature().args
-        x = te.placeholder(x_arg.shape, x_arg.dtype, x_arg.name)
-        accum = accum_dtype(self.dtype) if self._is_sum else self.dtype
-        combine = {"sum": te.sum, "mean": te.sum, "max": te.max, "min": te.min}[self.op]
-
-        def element(*i: Any) -> Any:
-            over = [te.reduce_axis((0, self.shape[axis]), f"k{axis}") for axis in self._reduced]
-            kept, terms = iter(i), iter(over)
-            index = []
-            for axis in range(len(self.shape)):
-                if self.keepdims and axis in self._reduced:
-                    next(kept)
-                index.append(next(terms) if axis in self._reduced else next(kept))
-            return combine(x(*index).astype(accum), axis=over)
-
-        if not self._is_sum or (self.op == "sum" and accum == self.dtype):
-            return [x, te.compute(y.shape, element, name=y.name)]
-        total = te.compute(y.shape, element, name="total")
-        if self.op == "sum":
-            return [x, stage(y.shape, y.name, lambda t: t, cast(total, self.dtype))]
-        return [x, stage(y.shape, y.name, lambda t: (t / tirx.const(self._terms, accum)).astype(self.dtype), total)]
+        return reduction(self.op, self.shape, self._reduced, keepdims=self.keepdims, dtype=self.dtype)
 
     def reference(self, *inputs: Array) -> Array:
         wide = np.int64 if is_integer(self.dtype) else np.float64

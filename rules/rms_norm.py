@@ -16,9 +16,6 @@ from kerneldecl.arrays import Array
 from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
-from .shared.pointwise import cast, stage
-from .shared.precision import accum_dtype
-
 
 @dataclass(frozen=True, kw_only=True)
 class RmsNorm(Rule):
@@ -40,24 +37,10 @@ class RmsNorm(Rule):
         return Signature(inputs, (Arg("Y", self.shape, self.dtype),))
 
     def lower(self) -> list[Any]:
-        """Return the computation in the stages that Relax legalises rms_norm to, casts that change nothing included."""
-        from tvm import te, tirx
+        """Return the computation in the stages that Relax legalises rms_norm to."""
+        from kerneldecl.compiler.rowwise import rms_norm
 
-        accum = accum_dtype(self.dtype)
-        *rows, columns = self.shape
-        inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
-        count, eps = tirx.const(columns, accum), tirx.const(self.eps, accum)
-        x, gamma = (stage(read.shape, f"{read.op.name}_wide", lambda v: v, cast(read, accum)) for read in inputs)
-        square = stage(self.shape, "square", lambda v: v * v, x)
-
-        def sum_of_squares(*row: Any) -> Any:
-            k = te.reduce_axis((0, columns), "k")
-            return te.sum(square(*row, k), axis=k)
-
-        total = te.compute(rows, sum_of_squares, name="total")
-        inverse_rms = te.compute(rows, lambda *row: tirx.rsqrt(total(*row) / count + eps), name="factor")
-        wide = te.compute(self.shape, lambda *i: inverse_rms(*i[:-1]) * x(*i) * gamma(i[-1]), name="wide")
-        return [*inputs, stage(self.shape, "Y", lambda v: v, cast(wide, self.dtype))]
+        return rms_norm(self.shape, self.eps, self.dtype)
 
     def reference(self, *inputs: Array) -> Array:
         x, gamma = (array.astype(np.float64) for array in inputs)

@@ -9,11 +9,18 @@ from support.gpu_kernels import Case, Checked, proposed
 
 pytestmark = pytest.mark.gpu
 
-POLICIES = proposed("gpu_gemv_i4", "gpu_gemv", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
+POLICIES = proposed(
+    "gpu_gemv_i4", "gpu_gemv", "gpu_split_rows", "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_elementwise", "gpu_fallback"
+)
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
     *(("elementwise", {"op": "add", "shape": (9, 48), "dtype": dtype}) for dtype in ("bfloat16", "float8_e4m3fn", "int8", "float64")),
     *(("elementwise", {"op": "gelu", "shape": (1001, 128), "dtype": dtype}) for dtype in ("float16", "bfloat16", "float32")),
+    *(
+        ("elementwise", {"op": op, "shape": (1003, 1001), "dtype": d})
+        for op in ("add", "silu_mul")
+        for d in ("float16", "bfloat16", "float32")
+    ),
     *(("transpose", {"shape": shape, "axes": (1, 0)}) for shape in [(1, 17), (49, 81), (512, 1024), (96, 40)]),
     *(("transpose", {"shape": (2, 64, 3, 64), "axes": (0, 2, 3, 1), "dtype": dtype}) for dtype in ("bfloat16", "int8")),
     *(("reduce", {"op": "sum", "shape": shape, "axes": axes}) for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 65536), (1,))]),
@@ -25,6 +32,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(
         ("softmax", {"shape": shape, "axis": axis})
         for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1), ((700, 5), 0), ((3, 5000, 2), 1)]
+    ),
+    *(("softmax", {"shape": shape, "dtype": "float16"}) for shape in [(4, 128256), (16, 32000), (1, 1 << 20), (3, 100001), (2, 8, 5000)]),
+    *(("softmax", {"shape": (7, 30000), "dtype": d, "out_dtype": o}) for d, o in [("bfloat16", "float32"), ("float32", "float16")]),
+    *(
+        (norm, {"shape": (3, columns), "dtype": d})
+        for norm in ("layer_norm", "rms_norm")
+        for columns in (65536, 70001)
+        for d in ("float16", "float32")
     ),
     *(("layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (40, 4096)]),
     *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),

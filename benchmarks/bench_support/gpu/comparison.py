@@ -1,7 +1,7 @@
 """Owns the comparison on one workload: every contender is verified, then all are timed, interleaved.
 
-Knows nothing of how kernels were built or of goals. Runs in a process of its own (`OwnProcess`), which dies with a kernel
-that breaks it. Needs torch, imported before TVM: it loads CUDA's runtime library.
+Knows nothing of how kernels were built or of goals. Arguments and calls serve CPUs as well. Runs in a process of its own
+(`OwnProcess`), which dies with a kernel that breaks it. Needs torch, imported before TVM: it loads CUDA's runtime library.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A workload's argument sets on the GPU, over which timing rotates, and the expected output."""
+    """A workload's argument sets, over which timing rotates, and the expected output."""
 
     sets: Sequence[Args]
     want: Any
@@ -66,7 +67,8 @@ class Arguments:
 
         poison(self.sets[0][-1])
         got = call(0)
-        torch.cuda.synchronize()
+        if got.is_cuda:
+            torch.cuda.synchronize()
         error = relative_error(got, self.want, rows_vary=self.rows_vary)
         # A contender may have narrower outputs than the rule, as torch's GEMV with 4-bit weights.
         limit = max(self.tolerance, dtype_tolerance(str(got.dtype).removeprefix("torch.")))
@@ -81,7 +83,7 @@ class Arguments:
 
 
 def arguments_of(entry: Entry) -> Arguments:
-    """Return the arguments of a workload; the reference is torch's in float64, or the rule's own where torch has none."""
+    """Return the arguments of a workload, on a CPU one set; the reference is torch's in float64, or the rule's own where torch has none."""
     import numpy as np
     import torch
     from bench_support.gpu.timing import copies_of, flusher
@@ -91,23 +93,24 @@ def arguments_of(entry: Entry) -> Arguments:
 
     attrs = dict(entry.workload.attrs)
     rule = load_rule(entry.root, entry.workload.rule).of(entry.root, attrs)
-    inputs = inputs_of(entry.workload.rule, rule, attrs)
+    gpu = entry.arch.gpu
+    device = "cuda" if gpu else "cpu"
+    inputs = inputs_of(entry.workload.rule, rule, attrs, device)
     try:
         want = reference(entry.workload.rule, attrs, inputs)
     except KeyError:
-        want = torch.from_numpy(np.asarray(rule.reference(*(x.cpu().numpy() for x in inputs)))).cuda()
+        want = torch.from_numpy(np.asarray(rule.reference(*(x.cpu().numpy() for x in inputs)))).to(device)
     (out,) = rule.signature().outputs
-    l2_bytes = entry.arch.the_gpu.l2_bytes
     sets = [
-        [*(x.clone() for x in inputs), torch.empty(out.shape, dtype=dtype_of(out), device="cuda")]
-        for _ in range(copies_of(rule.least_bytes(), l2_bytes))
+        [*(x.clone() for x in inputs), torch.empty(out.shape, dtype=dtype_of(out), device=device)]
+        for _ in range(copies_of(rule.least_bytes(), gpu.l2_bytes) if gpu else 1)
     ]
     tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
-    return Arguments(sets, want, tolerance, rule.rows_vary(), flusher(l2_bytes))
+    return Arguments(sets, want, tolerance, rule.rows_vary(), flusher(gpu.l2_bytes) if gpu else lambda: None)
 
 
 def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
-    """Return a call of a library's kernel on torch's current stream."""
+    """Return a call of a library's kernel, on a GPU on torch's current stream."""
     import tvm  # noqa: F401  its runtime launches kernels
     import tvm_ffi
 
@@ -119,7 +122,7 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
     given = [[argument.tensor() if isinstance(argument, Placed) else argument for argument in args] for args in placed]
 
     def call(i: int) -> Any:
-        with tvm_ffi.use_torch_stream():
+        with tvm_ffi.use_torch_stream() if sets[i][-1].is_cuda else nullcontext():
             kernel(*given[i])
         return sets[i][-1]
 

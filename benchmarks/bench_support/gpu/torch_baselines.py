@@ -88,18 +88,15 @@ def poison(out: Tensor) -> None:
 
 def reference(rule_name: str, attrs: Attrs, inputs: Args) -> Tensor:
     """Return what the rule's reference computes; raise KeyError for an unknown rule."""
-    if attrs.get("epilogue") and rule_name != "matmul":
-        raise KeyError(f"{rule_name} with an epilogue")
+    if not all(step in _STEPS or step in _WITH_OPERAND for step in attrs.get("epilogue", ())):
+        raise KeyError(f"{rule_name} with epilogue {attrs['epilogue']}")
     return _REFERENCES[rule_name](attrs, inputs)
 
 
 def _matmul_reference(attrs: Attrs, inputs: Args) -> Tensor:
     a, b, *operands = (x.double() for x in inputs)
     a, b = _as_nn(attrs, a, b)
-    result = a @ b
-    for step in attrs["epilogue"]:
-        result = _STEPS[step](result) if step in _STEPS else _WITH_OPERAND[step](result, operands.pop(0))
-    return result
+    return _applied(a @ b, attrs["epilogue"], operands)
 
 
 _STEPS: Mapping[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu, "silu": F.silu}
@@ -123,20 +120,32 @@ def _gemv_i4_reference(attrs: Attrs, inputs: Args) -> Tensor:
 
 
 def _conv2d_reference(attrs: Attrs, inputs: Args) -> Tensor:
-    x, w = (value.double() for value in inputs)
-    return _conv2d(attrs, x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1)).permute(0, 2, 3, 1)
+    x, w, *operands = (value.double() for value in inputs)
+    result = _conv2d(attrs, x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1)).permute(0, 2, 3, 1)
+    return _applied(result, attrs["epilogue"], operands)
 
 
-def _conv2d(attrs: Attrs, x: Tensor, w: Tensor) -> Tensor:
-    return F.conv2d(x, w, None, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
+def _conv2d(attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.conv2d(x, w, bias, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
 
 
 def _elementwise_reference(attrs: Attrs, inputs: Args) -> Tensor:
-    wide = [x.double() for x in inputs]
-    return wide[0] + wide[1] if attrs["op"] == "add" else _UNARY[attrs["op"]](wide[0])
+    op, wide = attrs["op"], [x.double() for x in inputs]
+    if op == "silu_mul":
+        return F.silu(wide[0]) * wide[1]
+    return (_BINARY | _UNARY_INTO | _UNARY)[op](*wide)
 
 
-_UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {"copy": torch.clone, "relu": torch.relu, "gelu": F.gelu}
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "copy": torch.clone,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "hard_sigmoid": F.hardsigmoid,
+    "hard_swish": F.hardswish,
+}
 
 
 def _reduce(attrs: Attrs, x: Tensor, **options: Any) -> Tensor:
@@ -242,6 +251,8 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "layer_norm": lambda attrs, inputs: _layer_norm(attrs, *(x.double() for x in inputs)),
     "rms_norm": lambda attrs, inputs: _rms_norm(attrs, *(x.double() for x in inputs)),
     "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),
+    "group_norm": lambda attrs, inputs: _group_norm(attrs, *(x.double() for x in inputs)),
+    "rotary": lambda attrs, inputs: _rotary(attrs, *(x.double() for x in inputs)),
     "attention": _attention_reference,
     "attention_decode": _attention_decode_reference,
 }
@@ -252,27 +263,43 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
 
 def baselines(rule_name: str, attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     """Return calls that compute the same as the rule, by name; none for an unknown rule."""
-    if attrs.get("epilogue"):
-        return _epilogue_baselines(attrs, sets) if rule_name == "matmul" else {}
+    if attrs.get("epilogue") and rule_name == "matmul":
+        return _epilogue_baselines(attrs, sets)
     found = _BASELINES.get(rule_name)
     return {} if found is None else found(attrs, sets)
 
 
 def _epilogue_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
-    """Return GEMM with bias and activation: the activation as a separate kernel, and in cuBLAS's epilogue where it has one."""
-    if len(attrs["epilogue"]) != 2 or attrs["epilogue"][0] != "bias" or attrs["epilogue"][1] not in _STEPS:
+    """Return GEMM with an epilogue: a bias or a residual by cuBLAS, other steps by kernels of their own; and fused where it can."""
+    steps = attrs["epilogue"]
+    if not all(step in _STEPS or step in _WITH_OPERAND for step in steps):
         return {}
-    activation = attrs["epilogue"][1]
+    is_fused = steps[0] in _WITH_OPERAND and not attrs["batch"] and attrs["dtype"] not in {"int8", "float8_e4m3fn", "float8_e5m2"}
 
-    def views(i: int) -> tuple[Tensor, Tensor, Tensor]:
-        a, b, bias, _ = sets[i]
-        return (bias, *_as_nn(attrs, a, b))
+    def kernels(i: int) -> Tensor:
+        a, b, *operands, _ = sets[i]
+        a, b = _as_nn(attrs, a, b)
+        if is_fused:
+            return _applied(torch.addmm(operands[0], a, b), steps[1:], operands[1:])
+        return _applied(torch.matmul(a, b), steps, operands)
 
-    found = {"two kernels": lambda i: _STEPS[activation](torch.addmm(*views(i)))}
-    if activation in {"relu", "gelu"}:
+    found = {"two kernels": kernels}
+    if is_fused and tuple(steps) in {("bias", "relu"), ("bias", "gelu")}:
         # cuBLAS has gelu with tanh, whose difference from gelu with erf hardly shows in 16 bits.
-        found["fused"] = lambda i: torch._addmm_activation(*views(i), use_gelu=activation == "gelu")  # noqa: SLF001  it has no other name
+        def fused(i: int) -> Tensor:
+            a, b, bias, _ = sets[i]
+            return torch._addmm_activation(bias, *_as_nn(attrs, a, b), use_gelu=steps[1] == "gelu")  # noqa: SLF001  it has no other name
+
+        found["fused"] = fused
     return found
+
+
+def _applied(result: Tensor, steps: Sequence[str], operands: Sequence[Tensor]) -> Tensor:
+    """Return the result after each step, a kernel for each."""
+    remaining = list(operands)
+    for step in steps:
+        result = _STEPS[step](result) if step in _STEPS else _WITH_OPERAND[step](result, remaining.pop(0))
+    return result
 
 
 def _matmul_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
@@ -325,22 +352,81 @@ def _gemv_i4_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
 
 
 def _conv2d_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
-    """Return cuDNN's fastest algorithm, on channels last (the rule's layout, without a copy) and channels first."""
-    weights = [w.permute(3, 2, 0, 1) for _, w, _ in sets]
+    """Return cuDNN's fastest algorithm, on channels last (the rule's layout, without a copy) and first; epilogues fused where it can."""
+    steps = attrs["epilogue"]
+    if not all(step in _STEPS or step in _WITH_OPERAND for step in steps):
+        return {}
+    bias_first = bool(steps) and steps[0] == "bias"
+    weights = [w.permute(3, 2, 0, 1) for _, w, *_ in sets]
     last = [w.contiguous(memory_format=torch.channels_last) for w in weights]
-    first = [(x.permute(0, 3, 1, 2).contiguous(), w.contiguous()) for (x, _, _), w in zip(sets, weights, strict=True)]
-    return {
-        "channels last": lambda i: _conv2d(attrs, sets[i][0].permute(0, 3, 1, 2), last[i]).permute(0, 2, 3, 1),
-        "channels first": lambda i: _conv2d(attrs, *first[i]).permute(0, 2, 3, 1),
-    }
+
+    def applied(i: int, y: Tensor) -> Tensor:
+        """Return the result with channels last after the steps that are no part of the convolution."""
+        return _applied(y.permute(0, 2, 3, 1), steps[bias_first:], sets[i][2 + bias_first : -1])
+
+    def bias(i: int) -> Tensor | None:
+        return sets[i][2] if bias_first else None
+
+    def channels_last(i: int) -> Tensor:
+        return applied(i, _conv2d(attrs, sets[i][0].permute(0, 3, 1, 2), last[i], bias(i)))
+
+    def fused(i: int) -> Tensor:
+        places = (attrs[name] for name in ("stride", "padding", "dilation"))
+        x, window = sets[i][0].permute(0, 3, 1, 2), [[place] * 2 for place in places]
+        return torch.cudnn_convolution_relu(x, last[i], bias(i), *window, attrs["groups"]).permute(0, 2, 3, 1)
+
+    found = {"channels last": channels_last}
+    if "add" not in steps:
+        first = [(x.permute(0, 3, 1, 2).contiguous(), w.contiguous()) for (x, *_), w in zip(sets, weights, strict=True)]
+        found["channels first"] = lambda i: applied(i, _conv2d(attrs, *first[i], bias(i)))
+    return found | {"fused": fused} if tuple(steps) == ("bias", "relu") else found
+
+
+_BINARY: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
+_UNARY_INTO: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sqrt": torch.sqrt,
+    "exp": torch.exp,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+"""Functions that write to an output which they are given."""
 
 
 def _elementwise_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
-    if attrs["op"] == "add":
-        return {"add": lambda i: torch.add(sets[i][0], sets[i][1], out=sets[i][2])}
-    if attrs["op"] == "copy":
+    op = attrs["op"]
+    if op in _BINARY:
+        return {op: lambda i: _BINARY[op](sets[i][0], sets[i][1], out=sets[i][2])}
+    if op in _UNARY_INTO:
+        return {op: lambda i: _UNARY_INTO[op](sets[i][0], out=sets[i][1])}
+    if op == "copy":
         return {"copy_": lambda i: sets[i][1].copy_(sets[i][0])}
-    return {attrs["op"]: lambda i: _UNARY[attrs["op"]](sets[i][0])}
+    if op == "silu_mul":
+        return {"two kernels": lambda i: torch.mul(F.silu(sets[i][0]), sets[i][1], out=sets[i][2])}
+    return {op: lambda i: _UNARY[op](sets[i][0])}
+
+
+def _group_norm(attrs: Attrs, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    first = x if attrs["axis"] == 1 else x.movedim(-1, 1)
+    found = F.group_norm(first, attrs["groups"], gamma, beta, attrs["eps"])
+    found = _STEPS[attrs["activation"]](found) if attrs["activation"] else found
+    return found if attrs["axis"] == 1 else found.movedim(1, -1)
+
+
+def _rotary(attrs: Attrs, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return what transformers' models compute, of heads before tokens."""
+    if attrs["interleaved"]:
+        raise KeyError("rotary with tokens before heads")
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
 
 
 def _attention_backends(attrs: Attrs, sets: Sequence[Args], *, is_causal: bool) -> Baselines:
@@ -355,6 +441,8 @@ def _attention_backends(attrs: Attrs, sets: Sequence[Args], *, is_causal: bool) 
             out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=_attention_scale(attrs), enable_gqa=has_groups)
         return out if is_bhsd else out.transpose(1, 2)
 
+    if not sets[0][0].is_cuda:
+        return {"flash": lambda i: attend(i, [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])}
     return {
         "cudnn": lambda i: attend(i, SDPBackend.CUDNN_ATTENTION),
         "flash": lambda i: attend(i, SDPBackend.FLASH_ATTENTION),
@@ -401,6 +489,8 @@ _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "softmax": lambda attrs, sets: {"softmax": lambda i: torch.softmax(sets[i][0], attrs["axis"], out=sets[i][1])},
     "layer_norm": lambda attrs, sets: {"layer_norm": lambda i: _layer_norm(attrs, *sets[i][:-1])},
     "rms_norm": lambda attrs, sets: {"rms_norm": lambda i: _rms_norm(attrs, *sets[i][:-1])},
+    "group_norm": lambda attrs, sets: {"group_norm": lambda i: _group_norm(attrs, *sets[i][:-1])},
+    "rotary": lambda attrs, sets: {} if attrs["interleaved"] else {"five kernels": lambda i: _rotary(attrs, *sets[i][:-1])},
     "transpose": lambda attrs, sets: {"copy_": lambda i: sets[i][1].copy_(sets[i][0].permute(attrs["axes"]))},
     "attention": _attention_baselines,
     "attention_decode": _attention_decode_baselines,

@@ -62,7 +62,7 @@ def tuned(entries: Sequence[Entry], top_k: int, jobs: int, folder: Path) -> tupl
     done = run_build(workspace, (), Options(require_measured=True, jobs=jobs), stopwatch)
     for entry, reason in done.failures.items():
         print(f"{entry}: {reason}", file=sys.stderr)
-    results = {entry.workload.name: entry.tuned.result for entry in done.plan.entries if entry.tuned}
+    results = {entry.workload.name: entry.tuned.json for entry in done.plan.entries if entry.tuned}
     known = [entry for entry in entries if entry.name in results]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         orders = pool.map(proposals, known, [results[entry.name]["policy"] for entry in known], [top_k] * len(known))

@@ -145,9 +145,9 @@ def test_a_mistake_in_a_folder_of_neighbours_is_blamed_on_its_line(write_files: 
 def test_a_neighbour_of_standard_rules_is_replaced_alone(write_files: Write) -> None:
     """`rules/shared` is a namespace package: the workspace's folder adds to the standard one."""
     root = write_files({"rules/shared/axes.py": "def positions(axes, rank):\n    return (0,)\naxes_problems = None\n"})
-    softmax = load_rule(root, "softmax")
-    assert sys.modules[softmax.__module__].positions([1], 2) == (0,)
-    assert sys.modules[softmax.__module__].accum_dtype("float16") == "float32"
+    reduce = load_rule(root, "reduce")
+    assert sys.modules[reduce.__module__].positions([1], 2) == (0,)
+    assert sys.modules[reduce.__module__].accum_dtype("float16") == "float32"
 
 
 def test_an_unchanged_rule_is_the_same_class_and_two_workspaces_do_not_mix(workspace: Path, tmp_path: Path) -> None:

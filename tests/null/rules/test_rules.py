@@ -15,11 +15,11 @@ import pytest
 from support.repository import REPOSITORY
 from support.spaces import clean_environment
 
-from kerneldecl.arrays import ALIGNMENT_BYTES, PERIOD, aligned, random_array
+from kerneldecl.arrays import ALIGNMENT_BYTES, PERIOD, aligned, random_array, relative_error
 from kerneldecl.model import Arg
 from kerneldecl.plugins.find import plugin_file, plugin_names
 from kerneldecl.plugins.load import load_rule
-from kerneldecl.rule import Rule
+from kerneldecl.rule import Rule, dtype_tolerance
 
 ROOT = REPOSITORY
 NAMES = plugin_names("rules", ROOT)
@@ -303,6 +303,13 @@ def test_problems(made: Rule, sentences: list[str]) -> None:
 def test_counts(made: Rule, flops: int, least_bytes: int) -> None:
     assert made.flops() == flops
     assert made.least_bytes() == least_bytes
+
+
+def test_softmax_of_long_rows_may_be_rounded_to_subnormal_numbers() -> None:
+    long, short = (rule("softmax", shape=(1, columns), dtype="float16") for columns in (1 << 20, 16384))
+    want = long.reference(*long.inputs(np.random.default_rng(0)))
+    assert short.tolerance() < relative_error(want.astype(np.float16), want) <= long.tolerance()
+    assert short.tolerance() == dtype_tolerance("float16")
 
 
 def test_tolerance_knows_the_output_and_the_accumulator() -> None:

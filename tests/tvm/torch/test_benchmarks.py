@@ -1,16 +1,23 @@
-"""The comparison with torch on a GPU, as far as it needs none: errors as NumPy has them, and a race that nobody takes part in."""
+"""The comparisons with torch, as far as they need no GPU: errors as NumPy has them, races, and operators drawn at random."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from bench_support.distribution import by_rule
 from bench_support.gpu.timing import interleaved
-from bench_support.gpu.torch_baselines import inputs_of, reference
+from bench_support.gpu.torch_baselines import baselines, inputs_of, reference
 from bench_support.gpu.torch_baselines import relative_error as torch_error
+from bench_support.random_entries import DRAWN, LIMITS, Limits, drawn
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import finite_rms, relative_error, row_scales
@@ -29,6 +36,61 @@ def test_errors_are_those_of_numpy_by_row_as_well() -> None:
 
 def test_where_every_contender_is_wrong_nothing_is_timed() -> None:
     assert interleaved({}, 3) == {}
+
+
+def test_drawn_operators_are_valid_within_limits_and_independent_of_their_number() -> None:
+    for kind in ("cuda", "cpu"):
+        few, many = (drawn(7, count, list(DRAWN), kind) for count in (3, 40))
+        assert many[:3] == few
+        for _, name, attrs in many:
+            rule = load_rule(REPOSITORY, name).of(REPOSITORY, attrs)
+            assert not list(rule.problems())
+            assert rule.flops() <= LIMITS[kind].flops
+            assert rule.least_bytes() <= LIMITS[kind].nbytes
+    assert drawn(8, 3, list(DRAWN), "cuda") != drawn(7, 3, list(DRAWN), "cuda")
+
+
+@pytest.mark.parametrize("rule_name", [name for name in DRAWN if name != "gemv_i4"])  # torch packs 4-bit weights on GPUs alone
+def test_torch_computes_what_drawn_operators_do(rule_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMITS, "cuda", Limits(1e6, 1e6, 1e5, ("float16", "float32"), has_narrow=False))
+    compared = 0
+    for _, _, attrs in drawn(2, 4, [rule_name], "cuda"):
+        rule = load_rule(REPOSITORY, rule_name).of(REPOSITORY, attrs)
+        every = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # type: ignore[arg-type]
+        inputs = inputs_of(rule_name, rule, every, "cpu")
+        want = np.asarray(rule.reference(*(x.numpy() for x in inputs)))
+        wide = reference(rule_name, every, inputs)
+        assert torch_error(wide, torch.from_numpy(want)) <= rule.tolerance()
+        out = torch.empty(rule.signature().outputs[0].shape, dtype=wide.to(inputs[0].dtype).dtype)
+        for name, call in baselines(rule_name, every, [[*inputs, out]]).items():
+            if name == "fused" and rule_name == "conv2d":  # cuDNN's
+                continue
+            assert torch_error(call(0), wide) <= rule.tolerance(), name
+            compared += 1
+    assert compared
+
+
+def test_a_summary_counts_what_is_slower_and_what_is_not_compared() -> None:
+    rows = [{"rule": "matmul", "ratio": ratio} for ratio in (0.5, 2.0, 1.0, None)] + [{"rule": "reduce", "ratio": 0.96}]
+    every, matmul, reduce = by_rule(rows, lambda row: row["ratio"])
+    assert (every["entries"], every["compared"], every["worst"]) == (5, 4, 0.5)
+    assert every["under 0.97"] == 0.5
+    assert matmul["geomean"] == pytest.approx(1.0)
+    assert reduce["5 %"] == 0.96
+
+
+@pytest.mark.slow
+def test_random_operators_are_built_and_compared_on_this_cpu(tmp_path: Path) -> None:
+    script, results = REPOSITORY / "benchmarks" / "random_shapes.py", tmp_path / "found.json"
+    given = ["--arch", "host", "--seed", "4", "--count", "2", "--rules", "softmax,gemv_i4", "--top-k", "1", "--rounds", "1", "--jobs", "1"]
+    subprocess.run([sys.executable, str(script), *given, "--json", str(results)], check=True, capture_output=True, timeout=300)
+    found = json.loads(results.read_text(encoding="utf-8"))
+    assert {row["rule"] for row in found["entries"]} == {"softmax", "gemv_i4"}
+    for row in found["entries"]:
+        assert set(row["secs"]) == {"steady", "isolated"}, row.get("failure")
+        # torch has no GEMV of 4-bit weights on CPUs: a row without a ratio.
+        assert (row["ratio"]["steady"] is None) == (row["rule"] == "gemv_i4")
+    assert [table[0]["compared"] for table in found["summary"].values()] == [1, 1]
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "packed"])

@@ -1,0 +1,213 @@
+"""Owns the comparison with torch on operators that nobody chose: drawn at random for every rule, built, verified, timed, summed up.
+
+Knows nothing of how operators are drawn, kernels are built or timed. What fails is a row with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from bench_support.distribution import by_rule, fifth_percentile
+from bench_support.gpu.comparison import described, gpu_described
+from bench_support.gpu.kernels import Built, Entry, label_of
+from bench_support.own_process import OwnProcess
+from bench_support.random_entries import DRAWN, drawn, toml_of
+from bench_support.random_rows import OURS, compared, why
+from bench_support.table import machine, show, show_machine, write_json
+
+from kerneldecl.hardware.host import detect
+from kerneldecl.model import Candidate
+from kerneldecl.plugins.load import load_arch
+
+Row = dict[str, Any]
+PROTOCOLS = ("steady", "isolated")
+WORST = 10
+"""Entries of which the reason is printed."""
+LIMIT_SECS = 60.0
+"""Seconds after which an entry is given up: a kernel hangs."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An entry's tuned kernel, and what its record says of the candidates."""
+
+    built: Built
+    policy: str
+    winner: Candidate
+    first_share: float
+    """Speed of the model's first choice as a share of the best's, in the race."""
+
+
+def tuned(root: Path, arch: str, jobs: int) -> tuple[dict[str, Kernel], dict[str, str], float]:
+    """Build the workspace; return kernels by entry, why others failed, and the seconds."""
+    from kerneldecl.api import run_build
+    from kerneldecl.planning.workspace import open_workspace
+    from kerneldecl.stages.session import Options
+
+    start = time.perf_counter()
+    done = run_build(open_workspace(root), (), Options(require_measured=True, jobs=jobs), lambda _: None)
+    secs = time.perf_counter() - start
+    folder = done.artifacts.get(arch)
+    failures = {name.rpartition("@")[0]: reason for name, reason in done.failures.items()}
+    if folder is None:
+        return {}, failures, secs
+    from kerneldecl.artifact.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    assert not isinstance(manifest, str), manifest
+    library, symbols = str(folder / manifest["library"]), {entry["name"]: entry["symbol"] for entry in manifest["entries"]}
+    results = {entry.workload.name: entry.tuned.json for entry in done.plan.entries if entry.tuned}
+    found = {name: _kernel(results[name], library, symbol) for name, symbol in symbols.items()}
+    return found, {**manifest["missing"], **failures}, secs
+
+
+def _kernel(result: Mapping[str, Any], library: str, symbol: str) -> Kernel:
+    from kerneldecl.serial import trial_from_json
+
+    winner = Candidate.from_json(result["winner"])
+    trials = [trial for trial in map(trial_from_json, result["trials"]) if trial.samples]
+    best = next(trial for trial in trials if trial.candidate == winner)
+    first = min(trials, key=lambda trial: trial.predicted_secs)
+    share = best.run_secs / first.run_secs if first.run_secs else 1.0
+    return Kernel(Built(label_of(winner), library, symbol), result["policy"], winner, min(1.0, share))
+
+
+def rows_of(
+    entries: Sequence[Entry], kernels: Mapping[str, Kernel], failures: Mapping[str, str], rounds: int, gpu: OwnProcess
+) -> list[Row]:
+    """Compare entry by entry; say each, return all rows."""
+    rows = []
+    for entry in entries:
+        row = described(entry)
+        kernel = kernels.get(entry.name)
+        if kernel is None:
+            row["failure"] = failures.get(entry.name, "not built")
+        else:
+            row |= {"label": kernel.built.label, "policy": kernel.policy, "first_share": kernel.first_share}
+            try:
+                row |= gpu.ask(compared, entry, kernel.built, rounds, limit_secs=LIMIT_SECS)
+            except RuntimeError as error:
+                row["failure"] = str(error)
+        rows.append(row)
+        _say(row)
+    return rows
+
+
+def _say(row: Row) -> None:
+    shown = "; ".join(
+        f"{protocol} {row['secs'][protocol][OURS] * 1e6:.5g} us, torch / ours {row['ratio'][protocol] or float('nan'):.3f}"
+        for protocol in PROTOCOLS
+        if "secs" in row
+    )
+    print(f"{row['entry']}: {row.get('failure') or shown}", flush=True)
+    for name, reason in row.get("rival_failures", {}).items():
+        print(f"    torch's {name}: {reason}", flush=True)
+
+
+def ratio_of(row: Mapping[str, Any], protocol: str) -> float | None:
+    """Return torch's best time by ours; None where either failed."""
+    found: float | None = row.get("ratio", {}).get(protocol)
+    return found
+
+
+def worst(rows: Sequence[Row], entries: Sequence[Entry], kernels: Mapping[str, Kernel], gpu: OwnProcess) -> list[Row]:
+    """Return the rows with the least ratio in either protocol, with what the time model says of their kernels."""
+
+    def least(row: Row) -> float:
+        return min(ratio_of(row, protocol) or float("inf") for protocol in PROTOCOLS)
+
+    known = sorted((row for row in rows if least(row) < float("inf")), key=least)[:WORST]
+    by_name = {entry.name: entry for entry in entries}
+    found = []
+    for row in known:
+        kernel = kernels[row["entry"]]
+        try:
+            reason = gpu.ask(why, by_name[row["entry"]], kernel.policy, kernel.winner, limit_secs=LIMIT_SECS)
+        except RuntimeError as error:
+            reason = f"unknown: {error}"
+        row["reason"] = reason
+        us = {f"{protocol} us": row["secs"][protocol][OURS] * 1e6 for protocol in PROTOCOLS}
+        columns = {protocol: round(ratio_of(row, protocol) or 0.0, 3) for protocol in PROTOCOLS}
+        found.append({"entry": row["entry"], **us, **columns, "first": round(kernel.first_share, 3), "reason": reason})
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Time kernels of operators drawn at random beside torch's best form of each.")
+    parser.add_argument("--seed", type=int, default=1, help="what the operators follow from")
+    parser.add_argument("--count", type=int, default=60, help="operators")
+    parser.add_argument("--rules", default=",".join(DRAWN), metavar="RULE,…", help=f"rules that are drawn; default: {', '.join(DRAWN)}")
+    parser.add_argument("--entries", type=Path, metavar="FILE", help="compare what this workloads.toml declares for --arch instead")
+    parser.add_argument("--arch", default="h200", help="an arch of this machine's GPU, or host for its CPU")
+    parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
+    parser.add_argument("--rounds", type=int, default=9, help="replays of each contender in each protocol")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--folder", type=Path, help="folder of the workspace, which a later run reuses; default: a temporary folder")
+    given = parser.parse_args()
+    given.rules = given.rules.split(",")
+    if unknown := [rule for rule in given.rules if rule not in DRAWN]:
+        parser.error(f"--rules: {', '.join(unknown)} is drawn by nothing; there are {', '.join(DRAWN)}")
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    if find_spec("torch") is None:
+        sys.exit("this needs torch: it is the rival")
+    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="random-") as folder:
+        found = ran(given, Path(folder).resolve())
+    write_json(given.json, found.pop("machine"), found)
+
+
+def ran(given: argparse.Namespace, root: Path) -> Row:
+    """Draw, build, compare and print; return the content of the JSON."""
+    start = time.perf_counter()
+    threads = str(detect().the_cpu.cores)
+    os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, TVM_NUM_THREADS=threads)  # before torch and TVM start threads
+    arch = load_arch(root, given.arch)
+    root.mkdir(parents=True, exist_ok=True)
+    if given.entries:
+        text = given.entries.read_text(encoding="utf-8")
+    else:
+        text = toml_of(drawn(given.seed, given.count, given.rules, arch.kind), given.arch, given.top_k)
+    (root / "workloads.toml").write_text(text, encoding="utf-8")
+    from kerneldecl.declare.document import declare
+
+    entries = [Entry(root, workload, arch) for workload in declare(root).workloads]
+    gpu = OwnProcess()
+    about: Row = machine() | (gpu.ask(gpu_described) if arch.gpu else {})
+    show_machine(about)
+    kernels, failures, tuning_secs = tuned(root, given.arch, given.jobs)
+    print(f"{len(entries)} operators built in {tuning_secs:.0f} s, {tuning_secs / len(entries):.2f} s each", flush=True)
+    rows = rows_of(entries, kernels, failures, given.rounds, gpu)
+    tables = {protocol: by_rule(rows, lambda row, protocol=protocol: ratio_of(row, protocol)) for protocol in PROTOCOLS}
+    for protocol, table in tables.items():
+        show(f"torch's best by ours, {protocol} (above 1: ours is faster)", table)
+    shares = [kernel.first_share for kernel in kernels.values()]
+    if shares:
+        print(f"\nFirst choice of the model, of the best: geometric mean {geometric_mean(shares):.3f}, 5 % {fifth_percentile(shares):.3f}")
+    show(f"Worst {WORST}, and what their time model says", worst(rows, entries, kernels, gpu))
+    failed = [{"entry": row["entry"], "failure": row["failure"]} for row in rows if "failure" in row]
+    if failed:
+        show("Failed", failed)
+    gpu.close()
+    print(f"\nall in {time.perf_counter() - start:.0f} s")
+    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+    return {"machine": about, "asked": asked, "tuning_secs": tuning_secs, "summary": tables, "entries": rows}
+
+
+if __name__ == "__main__":
+    main()
