@@ -139,7 +139,6 @@ def test_rounded_powers_pass_in_rows_of_few_keys_too() -> None:
     assert relative_error(with_rounded_powers(made, inputs), want) > made.tolerance()
     assert relative_error(with_rounded_powers(made, inputs), want, scales) < made.tolerance() / 2
     assert relative_error(with_rounded_powers(made, inputs, own=1), want, scales) > 10 * made.tolerance()
-    assert not rule(batch=1, heads=4, queries=8, head_dim=8).rows_vary()
 
 
 def reference_with(made: Rule, name: str, place: tuple[Any, ...], value: float) -> Array:

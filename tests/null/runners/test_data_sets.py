@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from ml_dtypes import finfo
 from support.repository import REPOSITORY
 
-from kerneldecl.arrays import PERIOD, distinct, finite_rms, numpy_dtype, repeated
-from kerneldecl.runners.reference_data import ReferenceData, make_reference_data
+from kerneldecl.arrays import PERIOD, distinct, numpy_dtype, repeated
+from kerneldecl.model import Signature
+from kerneldecl.runners.reference_data import DataSet, ReferenceData, make_reference_data
 from kerneldecl.runners.special_values import in_range, large, small, sprinkled
 
 RULE = """
@@ -199,9 +201,9 @@ def test_a_scale_of_all_results_is_never_infinite() -> None:
 
 
 def test_rows_of_each_set_are_judged_by_their_own_size_where_that_is_larger() -> None:
-    """One query may see a huge score in one set alone: its results are as large as values then."""
-    attrs = {"batch": 1, "heads": 1, "queries": 8, "keys": 600, "head_dim": 16, "mask": True}
-    data = make_reference_data({"root": str(REPOSITORY), "rule": "attention", "attrs": attrs, "seed": 0})
-    first, *_, last = (scales[0] for scales in data.all_scales([finite_rms(want) for want in data.expected]))
-    assert len(first) == len(last) == 8
-    assert last.max() > 4 * first.max()
+    sets = [DataSet((), (np.array([[3.0, 4.0], [0.3, 0.4]]) * size,)) for size in (1.0, 100.0)]
+    data = ReferenceData(Signature((), ()), (), sets[0].expected, (sets[1],), rows_vary=True)
+    first, last = (scales[0] for scales in data.all_scales([2.0]))
+    np.testing.assert_allclose(first, [np.sqrt(12.5), 2.0])
+    np.testing.assert_allclose(last, [100 * np.sqrt(12.5), 100 * np.sqrt(0.125)])
+    assert [scales[0].tolist() for scales in dataclasses.replace(data, rows_vary=False).all_scales([2.0])] == [[2.0], [2.0]]
