@@ -119,8 +119,11 @@ def _change(before: Measured, after: Measured) -> tuple[float | None, float]:
     if (before.samples, before.run_secs, before.code) == (after.samples, after.run_secs, after.code):
         return 0.0, 0.0  # one and the same measurement
     if before.timing and after.timing and before.timing != after.timing:
-        same = dict(before.timings).get(after.timing)  # another protocol has chosen it: its time is no time to compare with
-        return _change(replace(before, run_secs=median(same), samples=same, timing=after.timing), after) if same else (None, 0.0)
+        # Another protocol has chosen it: its time is no time to compare with.
+        same = dict(before.timings).get(after.timing)
+        if not same or not median(same) > 0:
+            return None, 0.0
+        return _change(replace(before, run_secs=median(same), samples=same, timing=after.timing), after)
     noise = _BETWEEN_RUNS + _Z * math.hypot(standard_error(before.samples), standard_error(after.samples))
     return after.run_secs / before.run_secs - 1, noise
 
@@ -128,7 +131,7 @@ def _change(before: Measured, after: Measured) -> tuple[float | None, float]:
 def _otherwise(before: Measured, after: Measured) -> Iterator[tuple[str, float]]:
     old, new = ({**dict(side.timings), **({side.timing: side.samples} if side.timing else {})} for side in (before, after))
     for protocol in sorted((old.keys() & new.keys()) - {after.timing}):
-        if old[protocol] and new[protocol]:
+        if old[protocol] and new[protocol] and median(old[protocol]) > 0:
             yield protocol, median(new[protocol]) / median(old[protocol]) - 1
 
 

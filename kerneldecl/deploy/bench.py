@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerneldecl.arrays import Array
+from kerneldecl.artifact.graph_starts import plain_starts
 from kerneldecl.deploy.inputs import on_device
 from kerneldecl.deploy.references import torch_dtypes, torch_tensor
 from kerneldecl.relax.deployment import Model
@@ -115,11 +116,13 @@ def _graph(run: Callable[..., Any], given: Sequence[Any]) -> Call | None:
         return None
     if not torch.cuda.is_available():
         return None
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(stream), tvm_ffi.use_torch_stream():
         run(*given)  # loads code and allocates what the graph uses
     with torch.cuda.graph(graph, stream=stream), tvm_ffi.use_torch_stream():
         kept = run(*given)
+    plain_starts(graph.raw_cuda_graph())
+    graph.instantiate()
 
     def call() -> object:
         graph.replay()

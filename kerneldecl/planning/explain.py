@@ -15,6 +15,7 @@ from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import Before, EntryPlan, Inputs, Manifests, link_parts
 from kerneldecl.planning.sources import Parts, Sources
 from kerneldecl.store.keys import changed_lines
+from kerneldecl.timing import timing_of
 
 DECLARED = "workloads.toml"
 ONLY_CHECKED = frozenset({"reference"})
@@ -67,6 +68,8 @@ class Explainer:
             yield _of_candidates(rest.partition(".")[2], old, new)
         elif name == "search.reference":
             yield from self._of_reference(workload, manifests)
+        elif name == "search.protocol":
+            yield _of_timing(self.inputs.archs[workload.target], line)
         else:
             yield _stated(workload, self.inputs.archs[workload.target], line)
 
@@ -127,6 +130,14 @@ def _of_candidates(policy: str, old: str | None, new: str | None) -> Cause:
     if counts[0] == counts[1]:
         return Cause("candidates", f"others of {policy}, as many")
     return Cause("candidates", f"of {policy}", *counts)
+
+
+def _of_timing(arch: Arch, line: Line) -> Cause:
+    """Return what changed of how winners are chosen: what is declared, or what a timing is in another version."""
+    name, old, new = line
+    timings = [value and timing_of(arch.kind, value.strip('"')) for value in (old, new)]
+    is_declared = all(timings) and timings[0] != timings[1]
+    return Cause(DECLARED, "timing", *timings) if is_declared else Cause("kerneldecl", name, old, new)
 
 
 def _stated(workload: Workload, arch: Arch, line: Line) -> Cause:

@@ -31,6 +31,10 @@ SETTLE_SECS = 0.1
 """Wait before the first kernel: threads of the reference's BLAS may still spin on the cores that it needs."""
 
 
+MOST_FLUSHED_BYTES = 1 << 26
+"""Memory that is read to fill the last-level cache; virtual machines report that of whole sockets, and a gigabyte takes 0.3 s to read."""
+
+
 class _OnCpu:
     """One workload's reference data, memory to verify kernels in and arrays to time them on, and the kernels loaded for it."""
 
@@ -124,9 +128,9 @@ def _isolated_secs(on_cpu: _OnCpu, kernel: Callable[..., object]) -> float:
 
 @functools.cache
 def _flushing() -> tuple[ThreadPoolExecutor, list[Array]]:
-    """Return a thread and memory for each core: together twice the last-level cache, each twice the core's own."""
+    """Return a thread and memory for each core: each twice the core's own cache, together twice the last-level one within the limit."""
     cpu = detect().the_cpu
-    size = 2 * max(cpu.l2_bytes, cpu.l3_bytes // cpu.cores)
+    size = max(2 * cpu.l2_bytes, min(2 * cpu.l3_bytes, MOST_FLUSHED_BYTES) // cpu.cores)
     return ThreadPoolExecutor(cpu.cores, "flush"), [np.ones(size // 8) for _ in range(cpu.cores)]
 
 

@@ -28,8 +28,8 @@ from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner
 
 SPILLING_SECS = 1.0
 """Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""
-FINALIST_SAMPLES = 7
-"""Samples of a finalist under each protocol that has not chosen it."""
+FINALIST_SAMPLES, LEAST_SAMPLES = 5, 3
+"""Samples of a finalist under each protocol that has not chosen it; of one that takes longer than a round of a race."""
 
 
 class Preparation:
@@ -154,7 +154,8 @@ def _with_timings(task: Task, raced_trials: Sequence[Trial], runner: Runner) -> 
     found: dict[str, dict[str, tuple[float, ...]]] = {trial.code_digest: {} for trial in chosen}
     for protocol in others:
         for trial in chosen:
-            got = _samples(task, trial, runner, protocol, (calls_in(budget.sample_secs, trial.run_secs), FINALIST_SAMPLES))
+            samples = FINALIST_SAMPLES if trial.run_secs < budget.round_secs / FINALIST_SAMPLES else LEAST_SAMPLES
+            got = _samples(task, trial, runner, protocol, (calls_in(budget.sample_secs, trial.run_secs), samples))
             if not isinstance(got, str):
                 found[trial.code_digest][protocol] = tuple(got)
     return [replace(trial, timings=tuple(sorted(found.get(trial.code_digest, {}).items()))) for trial in raced_trials]

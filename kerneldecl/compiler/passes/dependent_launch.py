@@ -5,7 +5,8 @@ Knows nothing of schedules, policies or what a kernel computes.
 PDL needs compute capability 9.0 (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"). A kernel
 with the launch attribute may begin once every block of the preceding kernel has executed griddepcontrol.launch_dependents.
 Before it touches memory it executes griddepcontrol.wait, which returns when the preceding kernel has ended and its writes are
-visible. PDL hides the launch latency, about a microsecond; kernels without the attribute, before or after, are not affected.
+visible. PDL hides the launch latency, about a microsecond. Behind a kernel that never executes launch_dependents it costs 0.3 us in a
+CUDA graph, where artifact/graph_starts.py takes it back, and nothing elsewhere.
 """
 
 from __future__ import annotations

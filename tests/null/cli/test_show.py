@@ -77,6 +77,6 @@ def test_timing_that_changes_nothing_re_keys_nothing(space: Space) -> None:
     assert space.command("build", runner=runner).code == 0
     assert not runner.counts["sample"]
     space.edit("workloads.toml", 'timing = "steady"', 'timing = "isolated"')
-    assert "search.protocol" in space.command("why", "large").out
+    assert "workloads.toml: timing steady -> isolated" in space.command("why", "large").out
     assert space.command("build", runner=runner).code == 0
     assert runner.counts["sample"]

@@ -67,8 +67,11 @@ def test_a_time_is_compared_with_one_of_its_own_protocol() -> None:
     assert (same.verdict, same.change) == (Verdict.SAME, 0.0)
     (slower,) = compare({"a": before}, {"a": dataclasses.replace(now, run_secs=9e-6, samples=(9e-6,) * 5)})
     assert slower.verdict is Verdict.SLOWER
-    (unsure,) = compare({"a": dataclasses.replace(before, timings=())}, {"a": now})
-    assert (unsure.verdict, unsure.change) == (Verdict.UNSURE, None), "no time is comparable"
+    for none in ((), (("isolated", (0.0,)),), (("isolated", ()),)):
+        (unsure,) = compare({"a": dataclasses.replace(before, timings=none)}, {"a": now})
+        assert (unsure.verdict, unsure.change, unsure.otherwise) == (Verdict.UNSURE, None, ()), "no time is comparable"
+    nothing = dataclasses.replace(before, timings=(("isolated", (0.0,)),))
+    assert compare({"a": nothing}, {"a": before})[0].otherwise == ()
 
 
 def test_what_is_missing_unverified_or_unmeasured_fails() -> None:

@@ -23,7 +23,7 @@ from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
 from kerneldecl.timing import measuring
 from kerneldecl.tuning import search
-from kerneldecl.tuning.measure import Preparation, measure, measured_on, verify
+from kerneldecl.tuning.measure import FINALIST_SAMPLES, Preparation, measure, measured_on, verify
 from kerneldecl.tuning.task import Task
 
 ROOT = REPOSITORY
@@ -257,7 +257,7 @@ def test_candidates_race_under_the_chosen_protocol_and_finalists_are_timed_under
     assert [protocol for protocol, code in runner.sampled[in_race:] if code == "a"] == others
     for trial in done.values():
         assert trial.run_secs == pytest.approx(6e-5 if timing == "both" else runner.secs[raced[0]])
-        assert dict(trial.timings) == {protocol: (runner.secs[protocol],) * 7 for protocol in others}
+        assert dict(trial.timings) == {protocol: (runner.secs[protocol],) * FINALIST_SAMPLES for protocol in others}
 
 
 def test_a_finalist_that_fails_under_another_protocol_keeps_its_place_without_that_time(tmp_path: Path) -> None:
