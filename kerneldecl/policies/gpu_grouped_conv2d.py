@@ -1,186 +1,72 @@
-"""Owns which tiles and warps of a convolution in groups of few channels a GPU should try, and in which order.
+"""Owns which kernels of a convolution in groups of few channels a GPU should try: on tensor cores, on CUDA cores, and in which order.
 
-Knows nothing of TVM or of how the template applies them.
+Knows nothing of TVM, nor of the time models, which are `gpu.grouped_conv_tiles` and `gpu.grouped_conv_tiles_simt`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
 
-from kerneldecl.analysis.grouped_conv import (
-    ITEM_BYTES,
-    K_STEP,
-    N_TILE,
-    PIECE,
-    GroupedConvParams,
-    GroupedConvSizes,
-    Side,
-    grouped_conv_of,
-)
-from kerneldecl.analysis.grouped_conv import why_not as why_not_sizes
-from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.tensor_core_model import MMA_LATENCY_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle
-from kerneldecl.policies.gpu.time_model import DRAM_LATENCY_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
+from kerneldecl.analysis import grouped_conv
+from kerneldecl.analysis.grouped_conv import grouped_conv_of
+from kerneldecl.analysis.grouped_conv_params import GroupedConvParams, GroupedConvSimtParams
+from kerneldecl.model import Arch, IterSpace, Proposal
+from kerneldecl.policies import gpu_window
+from kerneldecl.policies.gpu import grouped_conv_tiles, grouped_conv_tiles_simt
+from kerneldecl.policies.gpu.gemm_tiles import interleaved
 
-TEMPLATES = ("gpu_grouped_conv2d",)
+TEMPLATES = ("gpu_grouped_conv2d", "gpu_grouped_conv2d_simt", *gpu_window.TEMPLATES)
 AUTO = {"cuda": 45}
 HAS_TRACES = False
 
-SIDES = (4, 7, 8, 14, 16, 28, 32, 56)
-"""Rows and columns of a tile, besides those that cut an image evenly."""
-PIXELS = (48, 1024)
-"""Pixels of a tile, the fewest where an image has more, and the most."""
-MAX_BLOCK_N = 256
-WARPS_M, WARPS_N = (1, 2, 4, 8), (1, 2, 4)
-MAX_WARPS = 16
-MAX_WARP_TILES = 8
-FRAGMENTS = (1, 2, 4)
-"""Fragments of 16 pixels at once; several pay only where a warp loads weights for each."""
-OTHER_REGISTERS = 44
-"""Registers of a thread besides weights, pixels and sums. For 14 x 28 pixels by 64 channels, nvcc takes 108 in all (sm_90a)."""
-MULTIPLY_SLOWDOWN = 1.6
-"""How much longer mma.sync takes than tensor cores need: what a warp loads for one hides behind others only in part. Not fitted yet."""
-COPY_CYCLES, RESULT_CYCLES = 18.0, 6.0
-"""Instructions of a thread for one copy of the image with its bounds, and for a lane's two neighbouring results: counted in the code."""
-TURN_CYCLES, ISSUE_CYCLES, INSTRUCTION_CYCLES = 150.0, 12.0, 3.0
-"""Cycles of a warp for a turn's first loads and last stores; from one independent mma.sync to the next; from an instruction to the next.
-Assumed, from the latencies of shared memory and of the scheduler."""
-LEAST_BYTES = 64
-"""Bytes of a pixel that a block should read or store together: two sectors, as DRAM delivers them."""
-OVERLAP = 4.0
-"""Exponent of the p-norm of an SM's multiplications, its shared memory, its instructions and the memories."""
 SAME_TILE = 3
 """Candidates of one tile that come before all others: the model may be wrong about it."""
+RIVAL_SLOWDOWN = 1.5
+"""How much slower than the best of all a kind's best may be predicted, apart from a launch, for the kind to take part: nothing is fitted
+yet."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what is no convolution in groups, or not of pairs."""
+    """Return the candidates with the least predicted time, best first; every fourth is of a kind that may be as good.
+
+    Nothing for what is no convolution in groups, or has dtypes that neither kernel takes.
+    """
     sizes, gpu = grouped_conv_of(space), arch.the_gpu
-    if sizes is None or why_not_sizes(sizes, gpu):
+    if sizes is None:
         return ()
-    timed = ((params, _secs(sizes, params, gpu)) for params in _choices(sizes) if params.fits(sizes, gpu))
-    order = sorted((secs, params) for params, secs in timed if math.isfinite(secs))
-    seen: dict[tuple[int, int, int], int] = {}
-    first: list[Proposal] = []
-    later: list[Proposal] = []
-    for secs, params in order:
-        count = seen[params[:3]] = seen.get(params[:3], 0) + 1
-        (first if count <= SAME_TILE else later).append(Proposal(params.candidate(), secs))
-    return tuple([*first, *later][:top_k])
+    kinds = [
+        () if grouped_conv.why_not(sizes, gpu) else _ranked(grouped_conv_tiles.timed(sizes, gpu)),
+        () if grouped_conv.why_not_simt(sizes, gpu) else _ranked(grouped_conv_tiles_simt.timed(sizes, gpu)),
+    ]
+    if not any(kinds):
+        return ()
+    # Windows of depthwise convolutions share loads through L1 as well.
+    kinds.append(gpu_window.propose(space, arch, top_k) if sizes.is_depthwise else ())
+    first, *others = sorted(filter(None, kinds), key=lambda kind: kind[0].predicted_secs)
+    most_secs = RIVAL_SLOWDOWN * first[0].predicted_secs + gpu.launch_secs
+    rivals = [kind for kind in others if kind[0].predicted_secs <= most_secs]
+    in_turn = (proposal for each in itertools.zip_longest(*rivals) for proposal in each if proposal is not None)
+    return tuple(itertools.islice(interleaved(iter(first), in_turn), top_k))
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
-    """Return why the kernel does not take a computation, as a sentence; empty where it does."""
+    """Return why neither kernel takes a computation, as a sentence; empty where one does."""
     sizes = grouped_conv_of(space)
-    return "it is no convolution of images in groups of channels" if sizes is None else why_not_sizes(sizes, arch.the_gpu)
+    if sizes is None:
+        return "it is no convolution of images in groups of channels"
+    return grouped_conv.why_not(sizes, arch.the_gpu) and grouped_conv.why_not_simt(sizes, arch.the_gpu)
 
 
-def _choices(sizes: GroupedConvSizes) -> Iterator[GroupedConvParams]:
-    """Yield the search space; some of it may not fit."""
-    fewest = min(PIXELS[0], sizes.rows.results * sizes.columns.results)
-    blocks_n, warps = _blocks_n(sizes), [each for each in itertools.product(WARPS_M, WARPS_N) if math.prod(each) <= MAX_WARPS]
-    for rows, columns in itertools.product(_sides(sizes.rows), _sides(sizes.columns)):
-        if not fewest <= rows * columns <= PIXELS[1]:
-            continue
-        for block_n, (warps_m, warps_n), fragments in itertools.product(blocks_n, warps, FRAGMENTS):
-            params = GroupedConvParams(rows, columns, block_n, warps_m, warps_n, fragments)
-            is_shared = warps_m * fragments <= params.pixel_fragments()
-            pays = fragments == 1 or not params.holds_weights(sizes)
-            if params.warp_tiles in range(1, MAX_WARP_TILES + 1) and is_shared and pays:
-                yield params
-
-
-def _sides(side: Side) -> list[int]:
-    """Return how long a side of a tile may be: all results, halves and quarters of them, and usual lengths."""
-    parts = {-(-side.results // count) for count in (1, 2, 3, 4)}
-    return sorted(parts | {size for size in SIDES if size < side.results})
-
-
-def _blocks_n(sizes: GroupedConvSizes) -> list[int]:
-    """Return how many output channels a block may have: those of some whole groups, or a part of one group's."""
-    whole = math.lcm(sizes.filters, N_TILE)
-    found = {whole * count for count in (1, 2, 3, 4, 8, 16) if whole * count <= MAX_BLOCK_N}
-    found |= {sizes.filters // parts for parts in (2, 4) if sizes.filters % (parts * N_TILE) == 0}
-    return sorted(each for each in found if sizes.groups * sizes.filters % each == 0)
-
-
-def _registers(sizes: GroupedConvSizes, params: GroupedConvParams) -> int:
-    weights = params.warp_tiles * (sizes.steps + sizes.steps % 2) if params.holds_weights(sizes) else 4
-    return OTHER_REGISTERS + weights + params.accumulators(sizes) + 4 * params.fragments
-
-
-def _secs(sizes: GroupedConvSizes, params: GroupedConvParams, gpu: Gpu) -> float:
-    """Return the predicted time: the busiest SM's blocks, L2 and DRAM, over latencies of as many rounds as an SM's blocks take."""
-    blocks = _blocks(sizes, params)
-    resident = occupancy(gpu, params.threads, _registers(sizes, params), params.smem_bytes(sizes))
-    if not resident:
-        return math.inf
-    per_sm = -(-blocks // gpu.sm_count)
-    clock = gpu.clock_hz * SUSTAINED_CLOCK
-    sm_secs = per_sm * p_norm(*_cycles(sizes, params, gpu), exponent=OVERLAP) / clock
-    copied, stored = _copied_bytes(sizes, params), _stored_bytes(sizes)
-    item = dtype_bytes(sizes.out_dtype)
-    # Of a pixel, a block reads its groups' channels, and a warp stores its filters.
-    read_share = max(1.0, LEAST_BYTES / (params.block_groups(sizes) * sizes.channels * ITEM_BYTES))
-    stored_share = max(1.0, LEAST_BYTES / (params.warp_tiles * N_TILE * item))
-    l2_secs = (blocks * copied * read_share + stored * stored_share) / gpu.l2_bytes_per_s
-    into_sm_secs = per_sm * copied * read_share / (SM_BYTES_PER_CLOCK * clock)
-    least = sizes.image_elements * ITEM_BYTES + sizes.terms * sizes.groups * sizes.filters * ITEM_BYTES + stored
-    dram_secs = least / (gpu.dram_bytes_per_s * DRAM_SHARE)
-    # A block first copies, then multiplies: what it waits for hides behind the SM's other blocks.
-    rounds = max(1.0, per_sm / resident)
-    latency = rounds * (2 * DRAM_LATENCY_SECS + _chain_cycles(sizes, params) / clock)
-    exposed = (sm_secs + into_sm_secs) / min(resident, per_sm) / 2
-    return p_norm(sm_secs, into_sm_secs, l2_secs, dram_secs, latency, exponent=OVERLAP) + exposed + gpu.launch_secs
-
-
-def _blocks(sizes: GroupedConvSizes, params: GroupedConvParams) -> int:
-    row_tiles, column_tiles = -(-sizes.rows.results // params.rows), -(-sizes.columns.results // params.columns)
-    return sizes.images * row_tiles * column_tiles * (sizes.groups * sizes.filters // params.block_n)
-
-
-def _cycles(sizes: GroupedConvSizes, params: GroupedConvParams, gpu: Gpu) -> tuple[float, float, float]:
-    """Return the cycles of a block on its SM: tensor cores, shared memory, instructions of its four schedulers."""
-    turns = -(-params.pixel_fragments() // (params.warps_m * params.fragments))
-    fragments = turns * params.warps_m * params.warps_n * params.fragments
-    pairs, warp_tiles = -(-sizes.steps // 2), params.warp_tiles
-    groups = max(1, warp_tiles * N_TILE // sizes.filters)
-    products = fragments * pairs * max(warp_tiles, groups)
-    multiply = MULTIPLY_SLOWDOWN * products * FRAGMENT * N_TILE * 2 * K_STEP / multiplies_per_cycle(gpu, sizes.dtype, "float32")
-    # A register of every lane is 128 bytes: one cycle of shared memory.
-    loads = fragments * pairs * groups * 4.0
-    if not params.holds_weights(sizes):
-        loads += fragments / params.fragments * pairs * warp_tiles * 2
-    item = dtype_bytes(sizes.out_dtype)
-    staged = 2 * fragments * FRAGMENT * warp_tiles * N_TILE * item / gpu.smem_bytes_per_clock_per_sm
-    copied = _copied_bytes(sizes, params) / gpu.smem_bytes_per_clock_per_sm
-    by_ldmatrix = sizes.channels % K_STEP == 0
-    instructions = products + fragments * pairs * groups * (2 if by_ldmatrix else 8) + fragments * warp_tiles * 2 * RESULT_CYCLES
-    piece = math.gcd(PIECE, params.block_groups(sizes) * sizes.channels)
-    instructions += _copied_bytes(sizes, params) / (piece * ITEM_BYTES) / gpu.warp_size * COPY_CYCLES
-    return multiply, (loads + staged + copied) * 128.0 / gpu.smem_bytes_per_clock_per_sm, instructions / 4
-
-
-def _chain_cycles(sizes: GroupedConvSizes, params: GroupedConvParams) -> float:
-    """Return the cycles that one warp takes if it never waits for another: its copies, then turn by turn what depends on one another."""
-    turns = -(-params.pixel_fragments() // (params.warps_m * params.fragments))
-    groups = max(1, params.warp_tiles * N_TILE // sizes.filters)
-    products = params.fragments * max(groups, params.warp_tiles) * -(-sizes.steps // 2)
-    turn = TURN_CYCLES + max(MMA_LATENCY_CYCLES * -(-sizes.steps // 2), ISSUE_CYCLES * products)
-    turn += params.fragments * params.warp_tiles * 2 * RESULT_CYCLES * INSTRUCTION_CYCLES
-    piece = math.gcd(PIECE, params.block_groups(sizes) * sizes.channels)
-    copies = _copied_bytes(sizes, params) / (piece * ITEM_BYTES) / params.threads
-    return turns * turn + copies * COPY_CYCLES * INSTRUCTION_CYCLES
-
-
-def _copied_bytes(sizes: GroupedConvSizes, params: GroupedConvParams) -> int:
-    """Return the bytes that a block copies to shared memory."""
-    pixels = sizes.rows.span(params.rows) * sizes.columns.span(params.columns)
-    return (pixels * params.block_groups(sizes) * sizes.channels + sizes.terms * params.block_n) * ITEM_BYTES
-
-
-def _stored_bytes(sizes: GroupedConvSizes) -> int:
-    return sizes.out_elements * dtype_bytes(sizes.out_dtype)
+def _ranked(timed: Iterable[tuple[float, GroupedConvParams | GroupedConvSimtParams]]) -> tuple[Proposal, ...]:
+    """Return candidates with their times, the least first, but those beyond `SAME_TILE` of one tile last."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    first: list[Proposal] = []
+    later: list[Proposal] = []
+    for secs, params in sorted(each for each in timed if math.isfinite(each[0])):
+        tile = params.rows, params.columns, params.block_n
+        seen[tile] += 1
+        (first if seen[tile] <= SAME_TILE else later).append(Proposal(params.candidate(), secs))
+    return (*first, *later)

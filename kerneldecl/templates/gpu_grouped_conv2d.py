@@ -21,13 +21,14 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.grouped_conv import PIECE, GroupedConvParams, why_not
+from kerneldecl.analysis.grouped_conv import why_not
+from kerneldecl.analysis.grouped_conv_params import GroupedConvParams
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.grouped_conv_config import GroupedConvKernel, sizes_of
+from kerneldecl.templates.gpu.grouped_conv_copy import are_weights_contiguous
 from kerneldecl.templates.gpu.grouped_conv_kernel import build
 from kerneldecl.templates.gpu.read_grouped_conv import read_grouped_convolution
-from kerneldecl.templates.hopper.read_conv import Convolution
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -36,15 +37,9 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the convolution with its epilogue as one custom kernel, or None where mma.sync or these parameters do not take it."""
     chosen = GroupedConvParams(**{name: params[name] for name in GroupedConvParams._fields})  # type: ignore[arg-type]
     convolution = read_grouped_convolution(mod)
-    if convolution is None or not _are_weights_contiguous(convolution):
+    if convolution is None:
         return None
-    sizes = sizes_of(convolution)
-    if why_not(sizes, arch.the_gpu) or not chosen.fits(sizes, arch.the_gpu):
+    sizes, gpu = sizes_of(convolution), arch.the_gpu
+    if why_not(sizes, gpu) or not chosen.fits(sizes, gpu) or not are_weights_contiguous(convolution, chosen.tile(sizes)):
         return None
-    return build(GroupedConvKernel(convolution, chosen, supports_pdl(arch.the_gpu)))
-
-
-def _are_weights_contiguous(convolution: Convolution) -> bool:
-    """Say whether the weights of neighbouring filters are neighbours, and begin at multiples of 16 bytes."""
-    filters, *strides = convolution.weight_strides
-    return filters == 1 and all(stride % PIECE == 0 for stride in strides)
+    return build(GroupedConvKernel(convolution, chosen, supports_pdl(gpu)))

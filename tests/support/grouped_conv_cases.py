@@ -1,4 +1,4 @@
-"""Owns the small convolutions in groups that their template is tested with, on the emulated GPU and on a real one.
+"""Owns the small convolutions in groups that their templates are tested with, on the emulated GPU and on a real one.
 
 Knows nothing of how they are run. A case is a line: attributes and parameters that differ from the plain ones.
 """
@@ -30,4 +30,20 @@ CONVOLUTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "24 channels, weights from shared memory": ({"n": 1, "c": 48, "f": 64, "groups": 2}, {"fragments": 2, "warps_m": 1}),
     "1 x 1, stride 2": ({"kh": 1, "kw": 1, "padding": 0, "stride": 2}, {"columns": 3}),
     "one row, no padding": ({"h": 1, "w": 20, "kh": 1, "kw": 7, "padding": 0, "stride": 3}, {"rows": 1, "columns": 4}),
+}
+SIMT_PARAMS: dict[str, Any] = {"rows": 4, "columns": 7, "block_n": 32, "strip": 4, "width": 4, "threads": 64}
+SIMT_CONVOLUTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "float32, bias, relu, residual": ({"dtype": "float32", "epilogue": ("bias", "relu", "add")}, {}),
+    "float32, part of a group": ({"n": 1, "dtype": "float32", "groups": 2}, {"block_n": 8, "strip": 2}),
+    "depthwise": ({"groups": 32, "epilogue": ("bias",)}, {"width": 8, "strip": 3}),
+    "depthwise, stride 2, 5 x 5, bfloat16": (
+        {"groups": 32, "stride": 2, "kh": 5, "kw": 5, "padding": 2, "h": 11, "w": 13, "dtype": "bfloat16"},
+        {"strip": 2, "columns": 5},
+    ),
+    "two filters a channel, dilation": (
+        {"c": 12, "f": 24, "groups": 12, "dtype": "float32", "dilation": 2, "padding": 2},
+        {"width": 2, "block_n": 24},
+    ),
+    "three channels, float16 to float32": ({"c": 12, "f": 12, "out_dtype": "float32"}, {"block_n": 12, "width": 1, "strip": 7}),
+    "1 x 1": ({"n": 1, "kh": 1, "kw": 1, "padding": 0, "dtype": "float32"}, {"block_n": 16, "threads": 32}),
 }

@@ -6,17 +6,17 @@ Knows nothing of the kernel's statements.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
-from kerneldecl.analysis.grouped_conv import ITEM_BYTES, K_STEP, N_TILE, PIECE, GroupedConvParams, GroupedConvSizes, Side, odd_pieces
+from kerneldecl.analysis.grouped_conv import ITEM_BYTES, K_STEP, N_TILE, GroupedConvSizes, Side
+from kerneldecl.analysis.grouped_conv_params import ConvTile, GroupedConvParams
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.grouped_conv_copy import place_in_line
 from kerneldecl.templates.hopper.read_conv import Convolution, SlidingWindow
 
 WORD = 4 // ITEM_BYTES
@@ -54,23 +54,9 @@ class GroupedConvKernel:
     def sizes(self) -> GroupedConvSizes:
         return sizes_of(self.convolution)
 
-    # ---- tiles
-
     @property
-    def row_tiles(self) -> int:
-        return -(-self.sizes.rows.results // self.params.rows)
-
-    @property
-    def column_tiles(self) -> int:
-        return -(-self.sizes.columns.results // self.params.columns)
-
-    @property
-    def channel_tiles(self) -> int:
-        return self.convolution.filters // self.params.block_n
-
-    @property
-    def blocks(self) -> int:
-        return self.sizes.images * self.row_tiles * self.column_tiles * self.channel_tiles
+    def tile(self) -> ConvTile:
+        return self.params.tile(self.sizes)
 
     @property
     def turns(self) -> int:
@@ -78,44 +64,6 @@ class GroupedConvKernel:
         return -(-self.params.pixel_fragments() // (self.params.warps_m * self.params.fragments))
 
     # ---- the image in shared memory
-
-    @property
-    def slab(self) -> int:
-        """Return the input channels of a thread block."""
-        return self.params.block_groups(self.sizes) * self.sizes.channels
-
-    @property
-    def first_channel(self) -> Callable[[Any], Any]:
-        """Return the function from a tile of filters to its first input channel."""
-        filters, block_n = self.sizes.filters, self.params.block_n
-        return lambda tile: tile * block_n // filters * self.sizes.channels if block_n < filters else tile * self.slab
-
-    @property
-    def pitch(self) -> int:
-        return self.params.pitch(self.sizes)
-
-    @property
-    def line(self) -> int:
-        return self.params.line(self.sizes)
-
-    @property
-    def lines(self) -> int:
-        return self.sizes.rows.span(self.params.rows)
-
-    @property
-    def line_pixels(self) -> int:
-        """Return the pixels of a row that are copied."""
-        return self.sizes.columns.span(self.params.columns)
-
-    @property
-    def image_piece(self) -> int:
-        """Return the elements of a pixel that one cp.async copies."""
-        return math.gcd(PIECE, self.slab, self.convolution.channels)
-
-    def place(self, column: Any) -> Any:
-        """Return where in a row a pixel lies: those of equal remainder by the stride lie together, as a window's neighbours need them."""
-        stride = self.sizes.columns.stride
-        return column if stride == 1 else column % stride * (self.line // stride) + column // stride
 
     def pixel(self, index: Any) -> tuple[Any, Any]:
         """Return row and column of a result within the thread block's rectangle; the last one's for those behind it."""
@@ -131,9 +79,18 @@ class GroupedConvKernel:
     def window(self, index: Any) -> Any:
         """Return where the window of a result begins, in words."""
         row, column = self.pixel(index)
-        return (row * (self.sizes.rows.stride * self.line) + column) * (self.pitch // WORD)
+        return (row * (self.sizes.rows.stride * self.tile.line) + column) * (self.tile.pitch // WORD)
 
     # ---- the reduction
+
+    @property
+    def steps(self) -> int:
+        return self.sizes.steps
+
+    @property
+    def step_pairs(self) -> int:
+        """Return how many mma.syncs one after the other multiply all terms."""
+        return -(-self.steps // 2)
 
     @property
     def mma(self) -> str:
@@ -149,8 +106,8 @@ class GroupedConvKernel:
         """Return how far a term of the reduction is from its window's begin, in words; the last term for those behind it."""
         tap, channel = divmod(min(term, self.sizes.terms - 2), self.sizes.channels)
         row, column = divmod(tap, self.sizes.columns.taps)
-        at: int = row * self.sizes.rows.dilation * self.line + self.place(column * self.sizes.columns.dilation)
-        return (at * self.pitch + channel) // WORD
+        at: int = row * self.sizes.rows.dilation * self.tile.line + place_in_line(self.tile, column * self.sizes.columns.dilation)
+        return (at * self.tile.pitch + channel) // WORD
 
     def lane_term(self, step: int, lane: Any) -> Any:
         """Return how far a lane's pair of terms of a step is from its window's begin, in words."""
@@ -186,27 +143,6 @@ class GroupedConvKernel:
         phases = self.params.phases(self.sizes)
         return ((fragment * self.params.warp_tiles + tile) * phases + group - self.tile_groups(tile)[0]) * 4
 
-    # ---- weights
-
-    @property
-    def steps(self) -> int:
-        return self.sizes.steps
-
-    @property
-    def step_pairs(self) -> int:
-        """Return how many mma.syncs one after the other multiply all terms."""
-        return -(-self.steps // 2)
-
-    @property
-    def weight_pitch(self) -> int:
-        return odd_pieces(self.params.block_n)
-
-    def weight_source(self, term: Any, filters: Any) -> Any:
-        """Return where the weights of a term begin at a filter."""
-        _, channel, column, row = self.convolution.weight_strides
-        channels, taps = self.sizes.channels, self.sizes.columns.taps
-        return term // (channels * taps) * row + term // channels % taps * column + term % channels * channel + filters
-
     # ---- results
 
     @property
@@ -217,10 +153,3 @@ class GroupedConvKernel:
     @property
     def staging_pitch(self) -> int:
         return self.params.staging_pitch(self.sizes)
-
-    def result(self, pixel: tuple[Any, Any, Any], filters: Any) -> Sequence[Any]:
-        """Return the index of a result whose pixel may lie beyond the image: that of the last one."""
-        image, row, column = pixel
-        rows, columns = self.sizes.rows.results, self.sizes.columns.results
-        at_row = row if rows % self.params.rows == 0 else T.min(row, rows - 1)
-        return (image, at_row, column if columns % self.params.columns == 0 else T.min(column, columns - 1), filters)

@@ -6,22 +6,20 @@ Knows nothing of how its parameters are chosen.
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
-from kerneldecl.analysis.grouped_conv import ITEM_BYTES, K_STEP, N_TILE, PIECE
+from kerneldecl.analysis.gpu_limits import WARP_LANES
+from kerneldecl.analysis.grouped_conv import K_STEP, N_TILE
 from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.compiler.intrinsics.int4_dot import cp_async_source
 from kerneldecl.templates.gpu.grouped_conv_config import WORD, GroupedConvKernel
+from kerneldecl.templates.gpu.grouped_conv_copy import Copies, Place, copy_operands, flat, place_of, result_index
 
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
-UNROLLED_COPIES = 16
-"""Copies of a thread at most that are unrolled."""
 
 
 class Smem(NamedTuple):
@@ -40,8 +38,7 @@ class Warp(NamedTuple):
 
     kernel: GroupedConvKernel
     smem: Smem
-    block: tuple[Any, Any, Any, Any]
-    """Image, first row and first column of the results, and tile of filters."""
+    place: Place
     warp: Any
     lane: Any
 
@@ -61,71 +58,6 @@ class Warp(NamedTuple):
     def first_filter(self) -> Any:
         """Return the warp's first filter, counted from the thread block's first."""
         return self.warp_n * (self.kernel.params.warp_tiles * N_TILE)
-
-
-def _flat(buffer: Any) -> Any:
-    """Return a buffer with one dimension; within the kernel alone."""
-    return T.decl_buffer((math.prod(int(extent) for extent in buffer.shape),), str(buffer.dtype), data=buffer.data)
-
-
-def _block(kernel: GroupedConvKernel, block: Any) -> tuple[Any, Any, Any, Any]:
-    """Return image, row, column and tile of filters of a thread block: neighbours read other channels of the same pixels."""
-    params = kernel.params
-    tile, rest = block % kernel.channel_tiles, block // kernel.channel_tiles
-    column, rest = rest % kernel.column_tiles * params.columns, rest // kernel.column_tiles
-    return rest // kernel.row_tiles, rest % kernel.row_tiles * params.rows, column, tile
-
-
-def _copies(total: int, threads: int) -> Any:
-    """Return the loop over the copies of a thread."""
-    count = -(-total // threads)
-    return T.unroll(count) if count <= UNROLLED_COPIES else T.serial(count)
-
-
-def _start_image_copy(warp: Warp, index: Any) -> None:
-    """Start to copy a piece of the thread block's part of the image; zeros for what is beyond the image."""
-    kernel, convolution = warp.kernel, warp.kernel.convolution
-    image, first_row, first_column, tile = warp.block
-    pieces, width = kernel.slab // kernel.image_piece, kernel.line_pixels
-    piece, column, row = index % pieces, index // pieces % width, index // (pieces * width)
-    y = first_row * convolution.rows.stride - convolution.rows.padding + row
-    x = first_column * convolution.columns.stride - convolution.columns.padding + column
-    is_inside = T.And(T.And(y >= 0, y < convolution.rows.image), T.And(x >= 0, x < convolution.columns.image))
-    channel = kernel.first_channel(tile) + piece * kernel.image_piece
-    place = (row * kernel.line + kernel.place(column)) * (kernel.pitch // WORD) + piece * (kernel.image_piece // WORD)
-    nbytes = kernel.image_piece * ITEM_BYTES
-    name, source = cp_async_source(nbytes)
-    origin = convolution.image.ptr_to([image, T.Select(is_inside, y, 0), T.Select(is_inside, x, 0), channel])
-    T.evaluate(T.cuda.func_call(name, warp.smem.image.ptr_to([place]), origin, T.Select(is_inside, nbytes, 0), source_code=source))
-
-
-def _start_weight_copy(warp: Warp, source: Any, index: Any) -> None:
-    """Start to copy a piece of the weights of the thread block's filters, as they lie: terms by filters."""
-    kernel = warp.kernel
-    pieces = kernel.params.block_n // PIECE
-    term, piece = index // pieces, index % pieces
-    filters = warp.block[3] * kernel.params.block_n + piece * PIECE
-    name, code = cp_async_source(VECTOR_BYTES)
-    origin = source.ptr_to([kernel.weight_source(term, filters)])
-    T.evaluate(T.cuda.func_call(name, warp.smem.weights.ptr_to([term, piece * PIECE]), origin, VECTOR_BYTES, source_code=code))
-
-
-@T.inline
-def _load(warp, source):
-    """Copy the thread block's weights and its part of the image to shared memory."""
-    kernel = T.meta_var(warp.kernel)
-    threads = T.meta_var(kernel.params.threads)
-    weights = T.meta_var(kernel.sizes.terms * (kernel.params.block_n // PIECE))
-    pixels = T.meta_var(kernel.lines * kernel.line_pixels * (kernel.slab // kernel.image_piece))
-    for i in _copies(weights, threads):
-        if i * threads + warp.thread < weights:
-            _start_weight_copy(warp, source, i * threads + warp.thread)
-    for i in _copies(pixels, threads):
-        if i * threads + warp.thread < pixels:
-            _start_image_copy(warp, i * threads + warp.thread)
-    T.ptx.cp.async_.commit_group()
-    T.ptx.cp.async_.wait_group(0)
-    T.cuda.cta_sync()
 
 
 # ---- operands
@@ -266,7 +198,7 @@ def _element(warp: Warp, registers: Registers, place: tuple[int, int, Any], pixe
     """Return a result: `place` is fragment, tile and which of the lane's four it is; `pixel` is image, row and column."""
     kernel, convolution = warp.kernel, warp.kernel.convolution
     column = warp.first_filter + place[1] * N_TILE + warp.lane % 4 * 2 + place[2] % 2
-    index = kernel.result(pixel, warp.block[3] * kernel.params.block_n + column)
+    index = result_index(kernel.tile, pixel, warp.place.filters * kernel.params.block_n + column)
     total = registers.sums[kernel.accumulator(place[0], place[1], kernel.tile_groups(place[1])[0]) + place[2]]
     return convolution.value(total, index, convolution.aux(index))
 
@@ -274,7 +206,7 @@ def _element(warp: Warp, registers: Registers, place: tuple[int, int, Any], pixe
 def _pixel(warp: Warp, index: Any) -> tuple[Any, Any, Any]:
     """Return image, row and column of a result of the thread block."""
     row, column = warp.kernel.pixel(index)
-    return warp.block[0], warp.block[1] + row, warp.block[2] + column
+    return warp.place.image, warp.place.row + row, warp.place.column + column
 
 
 @T.inline
@@ -304,12 +236,12 @@ def _store(warp, out, first):
         at = T.meta_var(i * WARP_LANES + warp.lane)
         row, piece = T.meta_var((at // pieces, at % pieces))
         index = T.meta_var(first * FRAGMENT + row)
-        y = T.meta_var(warp.block[1] + index // params.columns)
-        x = T.meta_var(warp.block[2] + index % params.columns)
+        y = T.meta_var(warp.place.row + index // params.columns)
+        x = T.meta_var(warp.place.column + index % params.columns)
         is_pixel = T.meta_var(T.And(index < params.rows * params.columns, T.And(y < rows, x < columns)))
         if T.And(at < FRAGMENT * pieces, is_pixel):
-            filters = T.meta_var(warp.block[3] * params.block_n + warp.first_filter + piece * kernel.out_piece)
-            begin: T.let = ((warp.block[0] * rows + y) * columns + x) * kernel.convolution.filters + filters
+            filters = T.meta_var(warp.place.filters * params.block_n + warp.first_filter + piece * kernel.out_piece)
+            begin: T.let = ((warp.place.image * rows + y) * columns + x) * kernel.convolution.filters + filters
             for v in T.vectorized(kernel.out_piece):
                 out[begin + v] = warp.smem.staging[warp.warp, row, piece * kernel.out_piece + v]
 
@@ -328,22 +260,28 @@ def _take_pixels(warp: Warp, registers: Registers, out: Any, first: Any) -> None
         _store(warp, out, first + fragment)
 
 
+def _address(image: Any) -> Callable[[Any], Any]:
+    return lambda element: image.ptr_to([element // WORD])
+
+
 @T.inline
 def _run(kernel, block, warp_id, lane):
-    convolution, params = T.meta_var((kernel.convolution, kernel.params))
+    params, tile = T.meta_var((kernel.params, kernel.tile))
     pool = T.SMEMPool()
-    image = pool.alloc((params.image_bytes(kernel.sizes) // 4,), "uint32", align=16)
-    weights = pool.alloc((kernel.sizes.terms, kernel.weight_pitch), kernel.sizes.dtype, align=16)
+    image = pool.alloc((tile.image_elements // WORD,), "uint32", align=16)
+    weights = pool.alloc((kernel.sizes.terms, tile.weight_pitch), kernel.sizes.dtype, align=16)
     staging = pool.alloc((params.warps_m * params.warps_n, FRAGMENT, kernel.staging_pitch), kernel.sizes.out_dtype, align=16)
     pool.commit()
-    warp = T.meta_var(Warp(kernel, Smem(image, weights, staging), _block(kernel, block), warp_id, lane))
+    place = T.meta_var(place_of(tile, block))
+    warp = T.meta_var(Warp(kernel, Smem(image, weights, staging), place, warp_id, lane))
     registers = T.meta_var(_registers(kernel))
     if kernel.has_pdl:
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
         T.ptx.griddepcontrol.wait()
-    source, out = T.meta_var((_flat(convolution.weights), _flat(convolution.out)))
-    _load(warp, source)
+    copies = T.meta_var(Copies(kernel.convolution, tile, place, (params.threads, warp.thread), _address(image), weights))
+    copy_operands(copies)
+    out = T.meta_var(flat(kernel.convolution.out))
     if params.holds_weights(kernel.sizes):
         _hold_weights(warp, registers)
     for turn in T.serial(kernel.turns):
@@ -363,7 +301,7 @@ def build(kernel: GroupedConvKernel) -> tvm.IRModule:
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         if kernel.has_pdl:
             T.attr({"tirx.use_programtic_dependent_launch": True})
-        block = T.cta_id([kernel.blocks])
+        block = T.cta_id([kernel.tile.blocks])
         warp = T.warp_id([params.warps_m * params.warps_n])
         lane = T.lane_id([WARP_LANES])
         _run(kernel, block, warp, lane)

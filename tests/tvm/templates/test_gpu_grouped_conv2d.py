@@ -1,29 +1,32 @@
-"""Convolutions in groups on mma.sync: right results on the emulated GPU, code without spills, and None for what they do not take."""
+"""Convolutions in groups on mma.sync and CUDA cores: right results on the emulated GPU, no spills, and None for what they do not take."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from emulation import emulate
 from support.compilers import needs_nvcc
-from support.grouped_conv_cases import CONVOLUTIONS, PARAMS, PLAIN
+from support.grouped_conv_cases import CONVOLUTIONS, PARAMS, PLAIN, SIMT_CONVOLUTIONS, SIMT_PARAMS
 from support.repository import REPOSITORY
 from support.thinned import only
 
-from kerneldecl.analysis.grouped_conv import GroupedConvParams, grouped_conv_of
+from kerneldecl.analysis.grouped_conv import grouped_conv_of, why_not
+from kerneldecl.analysis.grouped_conv_params import GroupedConvParams, GroupedConvSimtParams
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_grouped_conv2d as policy
-from kerneldecl.templates import gpu_grouped_conv2d
+from kerneldecl.templates import gpu_grouped_conv2d, gpu_grouped_conv2d_simt
 from kerneldecl.templates.gpu.grouped_conv_config import sizes_of
 from kerneldecl.templates.gpu.read_grouped_conv import read_grouped_convolution
 from kerneldecl.toolchain import nvcc
 
+TEMPLATES: dict[str, ModuleType] = {"gpu_grouped_conv2d": gpu_grouped_conv2d, "gpu_grouped_conv2d_simt": gpu_grouped_conv2d_simt}
 H200 = load_arch(REPOSITORY, "h200")
 RESNEXT = {"n": 32, "h": 28, "w": 28, "c": 256, "f": 256, "groups": 32, "epilogue": ("bias", "relu")}
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -33,6 +36,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "sixty-four channels, stride 2": RESNEXT | {"h": 14, "w": 14, "c": 2048, "f": 2048, "stride": 2},
     "two channels, one image": RESNEXT | {"n": 1, "c": 64, "f": 64},
     "twenty-four channels, 1 x 1": RESNEXT | {"c": 144, "f": 144, "groups": 6, "kh": 1, "kw": 1, "padding": 0},
+    "float32": RESNEXT | {"dtype": "float32"},
+    "depthwise": RESNEXT | {"groups": 256},
+    "depthwise, 5 x 5, stride 2": RESNEXT | {"c": 96, "f": 96, "groups": 96, "kh": 5, "kw": 5, "padding": 2, "stride": 2},
 }
 
 
@@ -40,9 +46,9 @@ def rule_of(attrs: dict[str, Any]) -> Any:
     return load_rule(REPOSITORY, "conv2d").of(REPOSITORY, PLAIN | attrs)
 
 
-def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any]) -> Any:
+def results(template: ModuleType, attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any]) -> Any:
     rule = rule_of(attrs)
-    mod = gpu_grouped_conv2d.apply(canonical.lower(rule), PARAMS | params, H200)
+    mod = template.apply(canonical.lower(rule), params, H200)
     assert mod is not None
     *after, got = emulate(mod["main"], *inputs, *map(poisoned, rule.signature().outputs))
     assert all(one.tobytes() == other.tobytes() for one, other in zip(after, inputs, strict=True))
@@ -55,7 +61,18 @@ def test_right_results(name: str) -> None:
     attrs, params = CONVOLUTIONS[name]
     rule = rule_of(attrs)
     inputs = rule.inputs(np.random.default_rng(0))
-    assert relative_error(results(attrs, params, inputs), rule.reference(*inputs)) <= rule.tolerance()
+    got = results(gpu_grouped_conv2d, attrs, PARAMS | params, inputs)
+    assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", only(("depthwise", "three channels, float16 to float32"), SIMT_CONVOLUTIONS))
+def test_right_results_on_cuda_cores(name: str) -> None:
+    attrs, params = SIMT_CONVOLUTIONS[name]
+    rule = rule_of(attrs)
+    inputs = rule.inputs(np.random.default_rng(0))
+    got = results(gpu_grouped_conv2d_simt, attrs, SIMT_PARAMS | params, inputs)
+    assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance()
 
 
 @needs_nvcc
@@ -66,7 +83,7 @@ def test_what_is_infinite_stays_in_its_group_and_windows(channels: int) -> None:
     params = {"block_n": 4 * channels, "columns": 3}
     x, w = rule_of(attrs).inputs(np.random.default_rng(0))
     x[0, 4, 3, channels] = np.inf
-    got = results(attrs, params, [x, w])
+    got = results(gpu_grouped_conv2d, attrs, PARAMS | params, [x, w])
     sees = np.zeros(got.shape, bool)
     sees[0, 3:6, 2:5, channels : 2 * channels] = True
     assert (np.isfinite(got) == ~sees).all()
@@ -78,10 +95,10 @@ def test_what_is_infinite_stays_in_its_group_and_windows(channels: int) -> None:
 def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
     gpu, mod = load_arch(REPOSITORY, arch), canonical.lower(rule_of(NETWORKS[name]))
     [first] = policy.propose(iter_space(mod), gpu, 1)
-    made = gpu_grouped_conv2d.apply(mod, dict(first.candidate.params), gpu)
+    made = TEMPLATES[first.candidate.template].apply(mod, dict(first.candidate.params), gpu)
     assert made is not None
     sm = gpu.the_gpu.wgmma_arch or str(dict(gpu.tvm_target)["arch"])
-    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FAST_MATH_FLAGS)
+    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm)
     assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values()), first.candidate
 
 
@@ -94,15 +111,23 @@ def test_the_policys_proposals_apply_within_the_archs_limits(name: str, arch: st
     assert sizes is not None
     assert len({proposal.candidate for proposal in proposals}) == 20
     for proposal in proposals:
-        params = GroupedConvParams(**dict(proposal.candidate.params))  # type: ignore[arg-type]
-        assert params.smem_bytes(sizes) <= gpu.the_gpu.smem_per_block_optin_bytes
-        assert params.threads <= gpu.the_gpu.max_threads_per_block
-    for proposal in proposals[::9]:
-        assert gpu_grouped_conv2d.apply(mod, dict(proposal.candidate.params), gpu) is not None, proposal.candidate
+        template, chosen = proposal.candidate.template, dict(proposal.candidate.params)
+        if template == "gpu_grouped_conv2d":
+            params = GroupedConvParams(**chosen)  # type: ignore[arg-type]
+            assert params.smem_bytes(sizes) <= gpu.the_gpu.smem_per_block_optin_bytes
+            assert params.threads <= gpu.the_gpu.max_threads_per_block
+        elif template == "gpu_grouped_conv2d_simt":
+            simt = GroupedConvSimtParams(**chosen)  # type: ignore[arg-type]
+            assert simt.tile(sizes).smem_bytes <= gpu.the_gpu.smem_per_block_optin_bytes
+            assert simt.threads <= gpu.the_gpu.max_threads_per_block
+    ours = [proposal.candidate for proposal in proposals if proposal.candidate.template in TEMPLATES]
+    for candidate in ours[::9]:
+        assert TEMPLATES[candidate.template].apply(mod, dict(candidate.params), gpu) is not None, candidate
 
 
-@pytest.mark.parametrize("attrs", [attrs for attrs, _ in CONVOLUTIONS.values()], ids=[name.replace(" ", "-") for name in CONVOLUTIONS])
-def test_policy_and_template_see_the_same_sizes(attrs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", [*CONVOLUTIONS, *SIMT_CONVOLUTIONS])
+def test_policy_and_template_see_the_same_sizes(name: str) -> None:
+    attrs, _ = (CONVOLUTIONS | SIMT_CONVOLUTIONS)[name]
     mod = canonical.lower(rule_of(attrs))
     convolution = read_grouped_convolution(mod)
     assert convolution is not None
@@ -113,11 +138,8 @@ def test_policy_and_template_see_the_same_sizes(attrs: dict[str, Any]) -> None:
     ("attrs", "words"),
     [
         ({"groups": 1}, "no convolution of images in groups"),
-        ({"dtype": "float32"}, "dtypes"),
-        ({"dtype": "int8"}, "dtypes"),
-        ({"c": 20, "f": 40}, "5 input and 10 output"),
-        ({"c": 12, "f": 12, "groups": 2}, "multiple of 8"),
-        ({"c": 512, "f": 512, "groups": 2}, "2304 products"),
+        ({"dtype": "int8"}, "int8 with int32 sums"),
+        ({"dtype": "float64"}, "float64 with float64 sums"),
     ],
 )
 def test_what_is_not_taken_has_a_reason_and_no_kernel(attrs: dict[str, Any], words: str) -> None:
@@ -125,6 +147,26 @@ def test_what_is_not_taken_has_a_reason_and_no_kernel(attrs: dict[str, Any], wor
     assert words in policy.why_not(iter_space(mod), H200)
     assert not policy.propose(iter_space(mod), H200, 1)
     assert gpu_grouped_conv2d.apply(mod, PARAMS | {"block_n": 8}, H200) is None
+    assert gpu_grouped_conv2d_simt.apply(mod, SIMT_PARAMS, H200) is None
+
+
+@pytest.mark.parametrize(
+    ("attrs", "words"),
+    [
+        ({"dtype": "float32"}, "dtypes"),
+        ({"c": 20, "f": 40}, "5 input and 10 output"),
+        ({"c": 12, "f": 12, "groups": 2}, "multiple of 8"),
+        ({"c": 512, "f": 512, "groups": 2}, "2304 products"),
+    ],
+)
+def test_what_tensor_cores_do_not_take_runs_on_cuda_cores(attrs: dict[str, Any], words: str) -> None:
+    mod = canonical.lower(rule_of(attrs))
+    sizes = grouped_conv_of(iter_space(mod))
+    assert sizes is not None
+    assert words in why_not(sizes, H200.the_gpu)
+    assert gpu_grouped_conv2d.apply(mod, PARAMS | {"block_n": 8}, H200) is None
+    first, *_ = policy.propose(iter_space(mod), H200, 1)
+    assert gpu_grouped_conv2d_simt.apply(mod, dict(first.candidate.params), H200) is not None
 
 
 @pytest.mark.parametrize(
@@ -134,8 +176,14 @@ def test_none_for_parameters_that_do_not_fit(params: dict[str, Any]) -> None:
     assert gpu_grouped_conv2d.apply(canonical.lower(rule_of({})), PARAMS | params, H200) is None
 
 
+@pytest.mark.parametrize("params", [{"width": 3}, {"width": 16}, {"strip": 8}, {"threads": 48}, {"block_n": 24}, {"strip": 0}])
+def test_none_for_parameters_that_do_not_fit_on_cuda_cores(params: dict[str, Any]) -> None:
+    assert gpu_grouped_conv2d_simt.apply(canonical.lower(rule_of({})), SIMT_PARAMS | params, H200) is None
+
+
 def test_none_without_asynchronous_copies() -> None:
     mod, turing = canonical.lower(rule_of({})), load_arch(REPOSITORY, "t4")
     assert gpu_grouped_conv2d.apply(mod, PARAMS, turing) is None
+    assert gpu_grouped_conv2d_simt.apply(mod, SIMT_PARAMS, turing) is None
     assert not policy.propose(iter_space(mod), turing, 1)
     assert "cp.async" in policy.why_not(iter_space(mod), turing)
