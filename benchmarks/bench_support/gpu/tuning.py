@@ -62,7 +62,7 @@ def tuned(entries: Sequence[Entry], top_k: int, jobs: int, folder: Path) -> tupl
     done = run_build(workspace, (), Options(require_measured=True, jobs=jobs), stopwatch)
     for entry, reason in done.failures.items():
         print(f"{entry}: {reason}", file=sys.stderr)
-    results = {entry.workload.name: entry.tuned.result for entry in done.plan.entries if entry.tuned}
+    results = {entry.workload.name: entry.tuned.json for entry in done.plan.entries if entry.tuned}
     known = [entry for entry in entries if entry.name in results]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         orders = pool.map(proposals, known, [results[entry.name]["policy"] for entry in known], [top_k] * len(known))
@@ -93,9 +93,9 @@ def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Wor
     measured = {found.candidate: found for found in map(trial_from_json, result["trials"])}
     ranked = [candidate for candidate in order if candidate in measured]
     others = [candidate for candidate in measured if candidate not in set(ranked)]
-    content = workspace.store.read_blob(result["code"])
+    content = workspace.store.read_blob(result["object"])
     assert isinstance(content, bytes), "the build has just put it there"
-    path = workspace.root / f"{result['code']}.o"
+    path = workspace.root / f"{result['object']}.o"
     path.write_bytes(content)
     link_cuda_library(path.with_suffix(".so"), [path])
     best = Built(label_of(winner), str(path.with_suffix(".so")), result["symbol"])
