@@ -39,6 +39,10 @@ FIGURES = (
     ("ragged", "ragged sizes: geometric mean, of cuBLAS", 1.00, MEAN),
     ("conv2d", "convolutions: geometric mean, of cuDNN", 1.05, MEAN),
     ("conv2d", "convolutions: slowest, of cuDNN", 0.85, SLOWEST),
+    ("grouped", "convolutions in groups: geometric mean, of cuDNN", 1.00, MEAN),
+    ("grouped", "convolutions in groups: slowest, of cuDNN", 1.00, SLOWEST),
+    ("grouped_float32", "the same and depthwise, float32: slowest, of cuDNN", 1.00, SLOWEST),
+    ("depthwise", "depthwise convolutions: slowest, of cuDNN", 1.00, SLOWEST),
     ("fused", "with bias and gelu: slowest, of torch's best", 1.00, SLOWEST),
 )
 """Tag, name of the figure, goal for the vendor's time by ours, and how the entries are combined."""

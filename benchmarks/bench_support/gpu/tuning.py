@@ -93,9 +93,9 @@ def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Wor
     measured = {found.candidate: found for found in map(trial_from_json, result["trials"])}
     ranked = [candidate for candidate in order if candidate in measured]
     others = [candidate for candidate in measured if candidate not in set(ranked)]
-    content = workspace.store.read_blob(result["code"])
+    content = workspace.store.read_blob(result["object"])
     assert isinstance(content, bytes), "the build has just put it there"
-    path = workspace.root / f"{result['code']}.o"
+    path = workspace.root / f"{result['object']}.o"
     path.write_bytes(content)
     link_cuda_library(path.with_suffix(".so"), [path])
     best = Built(label_of(winner), str(path.with_suffix(".so")), result["symbol"])

@@ -64,6 +64,8 @@ class Convolution:
     rows: SlidingWindow
     columns: SlidingWindow
     accum_dtype: str
+    groups: int
+    """Groups of channels; filters of one see its channels alone."""
     value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
     """(accumulator, indices of the result, values of the epilogue's operands there) -> the element to store there."""
     aux: Callable[[Sequence[Any]], list[Any]]
@@ -83,9 +85,19 @@ def read_convolution(mod: tvm.IRModule) -> Convolution | None:
     if len(producers) > 1 or any(is_reduction(producer) for producer in producers):
         return None
     try:
-        return _read(sch, fused, producers, contraction)
+        positions = Operands(contraction.a.position, contraction.b.position, contraction.accum_dtype)
+        return read(sch, fused, producers, positions)
     except ScheduleError:
         return None
+
+
+class Operands(NamedTuple):
+    """Where a reduction reads what, and what it accumulates in."""
+
+    image: int
+    """The image's place among the factors."""
+    weights: int
+    accum_dtype: str
 
 
 class _Accesses(NamedTuple):
@@ -102,14 +114,16 @@ class _Accesses(NamedTuple):
     image_index: list[Terms]
     weight_index: list[Terms]
     accum_index: list[Terms]
+    groups: int
 
 
-def _read(sch: Schedule, fused: FusedReduction, producers: Sequence[Any], contraction: Contraction) -> Convolution | None:
+def read(sch: Schedule, fused: FusedReduction, producers: Sequence[Any], operands: Operands) -> Convolution | None:
+    """Return the convolution that a multiply-accumulate of two operands is, of one group of channels or several."""
     block, last = fused.blocks(sch)
     func = sch.mod["main"]
     fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
     axes = _Axes(block)
-    found = _accesses(axes, block, last, producers, contraction)
+    found = _accesses(axes, block, last, producers, operands)
     if found is None or any(buffer not in fresh for buffer in (found.source, found.weights.source, found.stored.buffer)):
         return None
     windows = _windows(axes, found)
@@ -127,22 +141,24 @@ def _read(sch: Schedule, fused: FusedReduction, producers: Sequence[Any], contra
         filters=int(found.stored.buffer.shape[3]),
         rows=windows[0],
         columns=windows[1],
-        accum_dtype=contraction.accum_dtype,
+        accum_dtype=operands.accum_dtype,
+        groups=found.groups,
         **_epilogue(found.stored, None if last is None else block.body.buffer, fresh),
     )
 
 
-def _accesses(axes: _Axes, block: Any, last: Any, producers: Sequence[Any], contraction: Contraction) -> _Accesses | None:
+def _accesses(axes: _Axes, block: Any, last: Any, producers: Sequence[Any], operands: Operands) -> _Accesses | None:
     """Return what a reduction reads and writes, None where that is no convolution's order of dimensions."""
     total = block.body.value
     multiply = uncast(total.b if is_load_of(total.a, block.body.buffer) else total.a)
     loads = [uncast(multiply.a), uncast(multiply.b)]
-    image, weights = loads[contraction.a.position], loads[contraction.b.position]
+    image, weights = loads[operands.image], loads[operands.weights]
     stored = last.body if last is not None else block.body
     padded = _padding(producers[0]) if producers else (image.source, [0] * len(image.indices))
     if padded is None or (producers and not image.source.same_as(producers[0].writes[0].source)):
         return None
-    indices = [axes.all_terms(index) for index in (image.indices, weights.indices, block.body.indices)]
+    groups, pixel = _split_groups(axes, image, block.body.indices)
+    indices = [axes.all_terms(index) for index in (pixel, weights.indices, block.body.indices)]
     known = [index for index in indices if index is not None]
     is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
     if len(known) < len(indices) or not is_in_order:
@@ -155,7 +171,24 @@ def _accesses(axes: _Axes, block: Any, last: Any, producers: Sequence[Any], cont
         image_index=known[0],
         weight_index=known[1],
         accum_index=known[2],
+        groups=groups,
     )
+
+
+def _split_groups(axes: _Axes, image: Any, out: Sequence[Any]) -> tuple[int, list[Any]]:
+    """Return the groups of channels, and an image's indices with the channel counted from the first one of its group.
+
+    With several groups, the channel is f // filters * channels + c, for a group's filters and channels and a reduced axis c.
+    """
+    *pixel, channel = image.indices
+    filters, whole = axes.extent_of(out[-1]), int(image.source.shape[-1])
+    for each in range(1, whole + 1):
+        if whole % each or filters % each:
+            continue
+        within = channel - tirx.floordiv(out[-1], filters // each) * (whole // each)
+        if axes.reduced_alone(within, whole // each):
+            return each, [*pixel, within]
+    return 1, list(image.indices)
 
 
 def _epilogue(stored: Any, accum: Any, fresh: dict[Any, Any]) -> dict[str, Any]:
@@ -204,6 +237,17 @@ class _Axes:
         found = [self._terms(index) for index in indices]
         known = [terms for terms in found if terms is not None]
         return known if len(known) == len(found) == _RANK else None
+
+    def extent_of(self, index: Any) -> int:
+        """Return the extent of an axis, given its variable; 1 for anything else."""
+        return next((extent for var, extent in zip(self._vars, self.extents, strict=True) if var.same_as(index)), 1)
+
+    def reduced_alone(self, index: Any, extent: int) -> bool:
+        """Say whether an index is one reduced axis of this extent, or 0 where that is 1."""
+        terms = self._terms(index)
+        if terms is None or terms[1] or len(terms[0]) != int(extent > 1):
+            return False
+        return all(c == 1 and self.is_reduced[at] and self.extents[at] == extent for at, c in terms[0].items())
 
     def _terms(self, index: Any) -> Terms | None:
         """Return the coefficient of each axis longer than 1 that an index has, and its constant; None where it is not linear."""

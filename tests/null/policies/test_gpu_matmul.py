@@ -235,6 +235,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_group_norm",
         "gpu_split_rows",
         "gpu_flat_elementwise",
+        "gpu_grouped_conv2d",
         "gpu_matmul",
         "gpu_gemv_i4",
     }
