@@ -170,13 +170,6 @@ def first_softmax(softmax, rows, block, is_masked):
 
 
 @T.inline
-def next_softmax(softmax, rows, block, is_masked):
-    """Bias and mask the scores of another block, turn them into powers, and add them up."""
-    prepare(softmax, rows, block, is_masked)
-    take_scores(softmax)
-
-
-@T.inline
 def take_scores(softmax):
     """Turn scores into powers, and add them up.
 
@@ -196,6 +189,13 @@ def take_scores(softmax):
     _raise(softmax)
     for i in T.unroll(kernel.scores):
         total[i % 4] = total[i % 4] + softmax.scores[i]
+
+
+@T.inline
+def next_softmax(softmax, rows, block, is_masked):
+    """Bias and mask the scores of another block, turn them into powers, and add them up."""
+    prepare(softmax, rows, block, is_masked)
+    take_scores(softmax)
 
 
 @T.inline
@@ -267,13 +267,6 @@ def scale_results(softmax):
 
 
 @T.inline
-def finish_rows(softmax):
-    """Add up the sums of the threads that share a row, and note their inverse."""
-    add_threads(softmax)
-    invert_sums(softmax)
-
-
-@T.inline
 def add_threads(softmax):
     """Add up the sums of the threads that share a row, in each row's first place."""
     total = T.meta_var(softmax.total)
@@ -295,6 +288,13 @@ def invert_sums(softmax):
         total[r * 2] = T.Select(softmax.reference[r] < infinity, total[r * 2], softmax.reference[r] - infinity)
     for r in T.unroll(2):
         factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
+
+
+@T.inline
+def finish_rows(softmax):
+    """Add up the sums of the threads that share a row, and note their inverse."""
+    add_threads(softmax)
+    invert_sums(softmax)
 
 
 def _log2_of_sum(softmax: Softmax, r: int) -> Any:
