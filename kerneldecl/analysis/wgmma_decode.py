@@ -35,6 +35,10 @@ class WgmmaDecodeParams(NamedTuple):
     """CTAs that share a sequence's keys, whose results a second kernel combines."""
     cluster: int
     """CTAs with different rows of queries that load the same keys together: 1 or 2."""
+    turns: int
+    """Whether consumer 1 starts its scores when consumer 0 has started its own, so that one's softmax overlaps with the other's scores."""
+    rotate: int
+    """Whether sequences begin with different blocks of their keys."""
 
     @property
     def block_rows(self) -> int:
@@ -56,6 +60,8 @@ class WgmmaDecodeParams(NamedTuple):
             self.stages % CONSUMERS == 0
             and CONSUMERS <= self.stages <= MAX_STAGES
             and self.split_k >= 1
+            and self.turns in (0, 1)
+            and self.rotate in (0, 1)
             and 1 <= self.cluster <= MAX_CLUSTER
             and row_blocks(sizes) % self.cluster == 0
             and self.box_rows(sizes) % SWIZZLE_ROWS == 0

@@ -35,6 +35,8 @@ CONSUMERS_BARRIER = 3
 """The named barrier at which both meet."""
 CONSUMER_BARRIER = 4
 """First of those at which the warps of one meet."""
+TURN_BARRIER = 6
+"""The one at which consumer 1 waits for its turn."""
 VECTOR = 8
 """Elements of 16 bits that a thread copies at once."""
 
@@ -262,6 +264,8 @@ def _follow_other(consumer):
 def _first_pair(consumer, pair):
     """Have consumer 0 take a pair of blocks."""
     _start_scores(consumer)
+    if consumer.kernel.params.turns == 1:
+        T.ptx.bar.arrive(T.uint32(TURN_BARRIER), T.uint32(CONSUMERS * WARPGROUP_THREADS))
     _finish_scores(consumer)
     _take_block(consumer, pair * CONSUMERS)
     rescale(consumer.softmax, consumer.results, consumer.kernel.results)
@@ -276,6 +280,8 @@ def _first_pair(consumer, pair):
 @T.inline
 def _second_pair(consumer, pair):
     """Have consumer 1 take a pair of blocks: the other's powers and values are multiplied during its softmax."""
+    if consumer.kernel.params.turns == 1:
+        T.ptx.bar.sync(T.uint32(TURN_BARRIER), T.uint32(CONSUMERS * WARPGROUP_THREADS))
     _start_scores(consumer)
     _finish_scores(consumer)
     _follow_other(consumer)
@@ -294,9 +300,9 @@ def go_through_pairs(consumer):
     span = T.meta_var(consumer.span)
     for i in T.serial(span.end - span.begin):
         if consumer.parity == 0:
-            _first_pair(consumer, span.begin + i)
+            _first_pair(consumer, span.pair(i))
         else:
-            _second_pair(consumer, span.begin + i)
+            _second_pair(consumer, span.pair(i))
 
 
 def consumer_of(kernel: WgmmaDecodeKernel, smem: Smem, span: Span, parity: int, ids: tuple[Any, Any]) -> Consumer:

@@ -20,6 +20,9 @@ from kerneldecl.templates.hopper.decode_results import add_consumers, load_queri
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.tma import ENCODE
 
+SHIFT = 5
+"""Pairs of blocks between the first ones of neighbouring sequences."""
+
 
 @T.inline
 def _meet_cluster(kernel):
@@ -75,7 +78,8 @@ def _run(kernel, maps, args, workspace, ids):
     pairs = T.meta_var((length + (CONSUMERS * BLOCK_KEYS - 1)) // (CONSUMERS * BLOCK_KEYS))
     begin: T.int32 = pairs * part // params.split_k
     end: T.int32 = pairs * (part + 1) // params.split_k
-    span = T.meta_var(Span(place, rank, length, begin, end))
+    shift: T.int32 = (place[0] * spec.kv_heads + place[1]) * SHIFT % T.max(end - begin, 1)
+    span = T.meta_var(Span(place, rank, length, begin, end, shift if params.rotate == 1 else None))
     producer_registers, consumer_registers = meta_vars(MAXNREG)
     if group == 0:
         T.ptx.setmaxnreg.dec.sync.aligned.u32(producer_registers)

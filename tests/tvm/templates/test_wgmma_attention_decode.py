@@ -46,7 +46,7 @@ def results(rule: Any, params: dict[str, Any], inputs: list[Any], seed: int = 1)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("latent, clusters, pages of 8", "sixteen queries of a group of eight"), DECODES))
+@pytest.mark.parametrize("name", only(("rotated parts in pages, in turns", "sixteen queries of a group of eight"), DECODES))
 def test_right_results(name: str) -> None:
     rule_name, attrs, params = DECODES[name]
     rule = rule_of(rule_name, attrs)
@@ -187,6 +187,8 @@ def test_no_spills_and_values_are_read_where_keys_are(attrs: dict[str, Any], par
         (DECODE, LATENT, {"cluster": 2}),
         (DECODE, LATENT | {"heads": 128}, {"cluster": 4}),
         (DECODE, LATENT, {"split_k": 0}),
+        (DECODE, LATENT, {"turns": 2}),
+        (DECODE, LATENT, {"rotate": 2}),
         (PLAIN_ATTENTION, {"queries": 1, "mask": True, "head_dim": 128}, {}),
         (PLAIN_ATTENTION, {"queries": 17, "head_dim": 128}, {}),
     ],
@@ -214,7 +216,7 @@ def test_the_policys_proposals_apply(gpu: str, attrs: dict[str, Any]) -> None:
         assert wgmma_attention_decode.apply(mod, dict(proposal.candidate.params), arch) is not None, proposal.candidate
 
 
-@pytest.mark.parametrize("attrs", [{"head_dim": 64}, {"head_dim": 128, "kv_heads": 4}, MLA | {"page_size": 4}])
+@pytest.mark.parametrize("attrs", [{"head_dim": 64}, {"head_dim": 128, "kv_heads": 4}, MLA | {"page_size": 4}, MLA | {"batch": 1}])
 def test_the_policy_leaves_others_to_mma_sync(attrs: dict[str, Any]) -> None:
     space = iter_space(canonical.lower(rule_of(DECODE, attrs)))
     assert not policy.propose(space, H200, 20)
