@@ -43,8 +43,10 @@ FIGURES = (
 """Tag, name of the figure, goal for their time by ours, and how the entries are combined."""
 DECODE = (("under 40 us", 1.2, 0.0, 40e-6), ("of 40 us and more", 1.0, 40e-6, float("inf")))
 """Decode: name, goal for cuDNN's time by ours, and the least and most seconds of cuDNN."""
-BANDWIDTHS = (("decode", 4.3, 256e6), ("decode_latent", 0.85 * 4.8, 0.0))
+BANDWIDTHS = (("decode", 4.3, 256e6), ("decode_latent", 0.85 * 4.8, 0.0), ("decode_latent_rank", 0.85 * 4.8, 0.0))
 """Tag, TB/s asked, and the least bytes from which they are asked."""
+TENSOR_RATES = (("decode_latent", 550.0),)
+"""Tag, and TFLOP/s asked where tensor cores are the limit."""
 FLOAT8_TFLOPS = {False: 1023.0, True: 964.0}
 """cuDNN's published TFLOP/s for heads of 128 in float8, by whether a mask is causal; torch has no attention in float8 to time beside."""
 PAGED_SHARE = 0.97
@@ -144,6 +146,9 @@ def _judged_decode(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for tag, asked, least in BANDWIDTHS:
         tagged = [row for row in rows if tag in row["tags"] and row["least_bytes"] >= least]
         found += [figure(f"{tag}: TB/s", asked, min, each(tagged, lambda row: row["least_bytes"] / row["secs"] / 1e12))] if tagged else []
+    for tag, asked in TENSOR_RATES:
+        tagged = [row for row in rows if tag in row["tags"]]
+        found += [figure(f"{tag}: TFLOP/s", asked, min, each(tagged, lambda row: row["flops"] / row["secs"] / 1e12))] if tagged else []
     found += _judged_float8([row for row in rows if "float8" in row["tags"]])
     contiguous = {_sizes(row): row.get("secs") for row in rows if "decode_lengths" in row["tags"]}
     paged = [row for row in rows if "decode_paged" in row["tags"] and contiguous.get(_sizes(row))]

@@ -94,6 +94,11 @@ class DecodeParams(NamedTuple):
         return self.rows * self.warps_m
 
     @property
+    def parts(self) -> int:
+        """Return into how many parts of a sequence's keys clusters share it; over 1, a second kernel combines their results."""
+        return self.split_k // self.cluster
+
+    @property
     def threads(self) -> int:
         return self.warps * WARP_LANES
 

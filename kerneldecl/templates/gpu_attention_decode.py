@@ -30,15 +30,13 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.attention_decode import DecodeParams, takes, takes_plain
+from kerneldecl.analysis.attention_decode import DecodeParams, takes
 from kerneldecl.analysis.tensor_cores import first_capability
-from kerneldecl.compiler.attention import AttentionSpec, read_attention
-from kerneldecl.compiler.attention_decode import DecodeSpec, read_attention_decode
-from kerneldecl.compiler.canonical import signature_of
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
 from kerneldecl.templates.gpu.attention_decode_kernel import build
+from kerneldecl.templates.shared.cache_attention import read_computation
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -49,20 +47,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return None
     chosen = DecodeParams(**{name: params[name] for name in DecodeParams._fields})  # type: ignore[arg-type]
-    sm_count, pdl = gpu.sm_count, supports_pdl(gpu)
-    if spec := read_attention_decode(mod):
-        kernel = DecodeKernel(spec, chosen, sm_count, pdl)
-    elif (plain := read_attention(mod)) and takes_plain(plain.sizes):
-        kernel = DecodeKernel(_contiguous(plain), chosen, sm_count, pdl, has_lengths=False, is_causal=plain.is_causal)
-    else:
+    computation = read_computation(mod)
+    if computation is None or computation.spec.scale <= 0 or not takes(computation.sizes) or not chosen.fits(computation.sizes, gpu):
         return None
-    if kernel.spec.scale <= 0 or not takes(kernel.sizes) or not chosen.fits(kernel.sizes, gpu):
-        return None
-    names = [name for name, _, _ in kernel.spec.arguments if kernel.has_lengths or name != "lengths"]
-    return build(kernel, [(name, shape, dtype) for name, (shape, dtype) in zip(names, signature_of(mod["main"]), strict=True)])
-
-
-def _contiguous(spec: AttentionSpec) -> DecodeSpec:
-    """Return an attention without lengths as one of a contiguous cache."""
-    names = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "dtype", "scale", "layout")
-    return DecodeSpec(**{name: getattr(spec, name) for name in names})
+    return build(DecodeKernel(computation, chosen, gpu.sm_count, supports_pdl(gpu)))

@@ -5,20 +5,17 @@ Knows nothing of how parameters are chosen.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
-
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
+from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining, flat_arguments
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
 from kerneldecl.templates.gpu.attention_decode_copy import fetch, find_page, prefetch_first
 from kerneldecl.templates.gpu.attention_decode_products import load_queries, multiply, prepare
-from kerneldecl.templates.gpu.attention_decode_results import COMBINE_VECTOR, Workspace, add_groups, combine, leave, store
-from kerneldecl.templates.gpu.attention_decode_warp import Args, Registers, Smem, Warp
+from kerneldecl.templates.gpu.attention_decode_results import add_groups, leave, store
+from kerneldecl.templates.gpu.attention_decode_warp import Registers, Smem, Warp
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 
@@ -109,32 +106,9 @@ def _run(kernel, args, workspace, ids):
     store(warp, workspace, unit, part, rank)
 
 
-def _combining(kernel: DecodeKernel, buffers: dict[str, Any], workspace: Workspace) -> Any:
-    """Return the body of the kernel that combines parts: thread blocks for rows of results."""
-    threads = kernel.spec.value_dim // COMBINE_VECTOR
-    warps = -(-threads // WARP_LANES)
-
-    @T.prim_func(check_well_formed=False)
-    def second():
-        T.device_entry()
-        if kernel.pdl:
-            T.attr({"tirx.use_programtic_dependent_launch": True})
-        block = T.cta_id([kernel.spec.batch * kernel.spec.kv_heads * kernel.group_rows])
-        warp = T.warp_id([warps])
-        lane = T.lane_id([WARP_LANES])
-        if kernel.pdl:
-            T.ptx.griddepcontrol.launch_dependents()
-            T.ptx.griddepcontrol.wait()
-        if warp * WARP_LANES + lane < threads:
-            args = T.meta_var(_flat(buffers))
-            combine(kernel, args.o, workspace, block, (warp * WARP_LANES + lane) * COMBINE_VECTOR)
-
-    return second.body
-
-
-def build(kernel: DecodeKernel, arguments: Sequence[tuple[str, tuple[int, ...], str]]) -> tvm.IRModule:
-    """Return a module whose `main` is the attention, a function of these arguments: name, shape and dtype of each."""
-    buffers = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in arguments}
+def build(kernel: DecodeKernel) -> tvm.IRModule:
+    """Return a module whose `main` is the attention."""
+    buffers = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in kernel.computation.arguments}
     workspace, params = Workspace.of(kernel), kernel.params
 
     @T.prim_func(check_well_formed=False)
@@ -147,23 +121,13 @@ def build(kernel: DecodeKernel, arguments: Sequence[tuple[str, tuple[int, ...], 
         block = T.cta_id([kernel.grid])
         warp = T.warp_id([params.warps])
         lane = T.lane_id([WARP_LANES])
-        args = T.meta_var(_flat(buffers))
+        args = T.meta_var(flat_arguments(buffers))
         _run(kernel, args, workspace, (block, rank, warp, lane))
 
     body = main.body
     if kernel.parts > 1:
         body = tirx.SeqStmt(
-            [tirx.AllocBuffer(workspace.results), tirx.AllocBuffer(workspace.stats), body, _combining(kernel, buffers, workspace)]
+            [tirx.AllocBuffer(workspace.results), tirx.AllocBuffer(workspace.stats), body, combining(kernel, buffers, workspace)]
         )
     func = tirx.PrimFunc(list(buffers.values()), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})
-
-
-def _flat(buffers: dict[str, Any]) -> Args:
-    """Return the arguments with one dimension each, for offsets that are computed once for many accesses."""
-
-    def flat(name: str) -> Any:
-        buffer = buffers.get(name)
-        return None if buffer is None else T.decl_buffer((math.prod(map(int, buffer.shape)),), str(buffer.dtype), data=buffer.data)
-
-    return Args(flat("Q"), flat("K"), flat("V"), flat("page_table"), flat("lengths"), flat("O"))

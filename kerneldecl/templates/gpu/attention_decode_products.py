@@ -13,8 +13,9 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from kerneldecl.templates.gpu.attention_decode_combine import finite
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
-from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES, finite
+from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 MAX_POWER_LOG2 = 8

@@ -1,41 +1,20 @@
 """Owns how results of attention against a KV cache are combined: of a thread block's warps, of a cluster, and of all that share keys.
 
 Knows nothing of how they came about. Parts of a row's keys have results that are distances to maxima of their own; each sum has one order.
-Warps combine theirs in shared memory; the thread blocks of a cluster read each other's; what is left goes through global memory to a second
-kernel.
+Warps combine theirs in shared memory; the thread blocks of a cluster read each other's; what is left goes to a second kernel, which is
+`attention_decode_combine`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
-from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES, finite
+from kerneldecl.templates.gpu.attention_decode_combine import finite
+from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
-COMBINE_VECTOR = 4
-"""Elements of a row of results that a thread of the second kernel combines: 16 bytes."""
-AT_ONCE = 8
-"""Parts whose results a thread loads before it uses the first."""
 REMOTE_LOAD = "ld.shared::cluster{}.f32"
-
-
-class Workspace(NamedTuple):
-    """What clusters that share keys leave for the kernel that combines it, by unit, part of the keys, and row."""
-
-    results: Any
-    stats: Any
-    """The maximum that results are distances to, and the sum of powers."""
-
-    @classmethod
-    def of(cls, kernel: DecodeKernel) -> Workspace:
-        shape = (kernel.units, kernel.parts, kernel.params.block_rows)
-        return cls(
-            tirx.decl_buffer((*shape, kernel.spec.value_dim), "float32", "parts"), tirx.decl_buffer((*shape, 2), "float32", "part_sums")
-        )
 
 
 @T.inline
@@ -165,42 +144,3 @@ def store(warp, workspace, unit, part, rank):
     if params.cluster > 1:
         # No thread block leaves while others still read its shared memory.
         _meet_cluster(kernel)
-
-
-@T.inline
-def _add_parts(kernel, workspace, at, found):
-    """Add up neighbouring elements of a row over all parts of its keys; `found` gets them, and the sum of powers behind them."""
-    unit, row, column, highest = meta_vars(at)
-    parts = T.meta_var(kernel.parts)
-    theirs = T.alloc_local((AT_ONCE * COMBINE_VECTOR,), "float32")
-    for x in T.unroll(COMBINE_VECTOR + 1):
-        found[x] = T.float32(0)
-    for group in T.serial(-(-parts // AT_ONCE)):
-        for i in T.unroll(AT_ONCE):
-            part = T.meta_var(T.min(group * AT_ONCE + i, parts - 1))
-            for x in T.vectorized(COMBINE_VECTOR):
-                theirs[i * COMBINE_VECTOR + x] = workspace.results[unit, part, row, column + x]
-        for i in T.unroll(AT_ONCE):
-            part = T.meta_var(T.min(group * AT_ONCE + i, parts - 1))
-            if group * AT_ONCE + i < parts:
-                factor: T.float32 = T.exp2((workspace.stats[unit, part, row, 0] - highest) * T.float32(kernel.scale_log2))
-                found[COMBINE_VECTOR] = found[COMBINE_VECTOR] + workspace.stats[unit, part, row, 1] * factor
-                for x in T.unroll(COMBINE_VECTOR):
-                    found[x] = found[x] + theirs[i * COMBINE_VECTOR + x] * factor
-
-
-@T.inline
-def combine(kernel, o, workspace, row_of_all, column):
-    """Have a thread combine all parts of some elements of a row of results, and store them."""
-    row, head = meta_vars((row_of_all % kernel.group_rows, row_of_all // kernel.group_rows))
-    unit, place = meta_vars((head * kernel.row_blocks + row // kernel.params.block_rows, row % kernel.params.block_rows))
-    highest: T.float32 = workspace.stats[unit, 0, place, 0]
-    for part in T.unroll(kernel.parts - 1):
-        highest = T.max(highest, workspace.stats[unit, part + 1, place, 0])
-    found = T.alloc_local((COMBINE_VECTOR + 1,), "float32")
-    _add_parts(kernel, workspace, (unit, place, column, finite(highest)), found)
-    total = T.meta_var(found[COMBINE_VECTOR])
-    inverse: T.float32 = T.Select(total == T.float32(0), T.float32(0), T.float32(1) / total)
-    at = T.meta_var(kernel.query_offset(head // kernel.spec.kv_heads, head % kernel.spec.kv_heads, row, kernel.spec.value_dim) + column)
-    for x in T.vectorized(COMBINE_VECTOR):
-        o[at + x] = T.cast(found[x] * inverse, kernel.spec.dtype)

@@ -7,24 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tvm import tirx
-from tvm.script import tirx as T
-
 from kerneldecl.analysis.gpu_limits import WARP_LANES
+from kerneldecl.templates.gpu.attention_decode_combine import Args
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
 
 ALL_LANES = 0xFFFFFFFF
-
-
-class Args(NamedTuple):
-    """Flat buffers of the function's arguments; `table` and `lengths` are None where there are none."""
-
-    q: Any
-    k: Any
-    v: Any
-    table: Any
-    lengths: Any
-    o: Any
 
 
 class Smem(NamedTuple):
@@ -96,8 +83,3 @@ class Warp(NamedTuple):
     @property
     def thread(self) -> Any:
         return self.ids[0] * WARP_LANES + self.ids[1]
-
-
-def finite(value: Any) -> Any:
-    """Return a row's reference, or zero for a row that has seen no key yet: then each score's distance to it is minus infinity."""
-    return T.Select(value == tirx.const(float("-inf"), "float32"), T.float32(0), value)

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.templates.hopper.attention_bias import prepare
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.shared.fused_attention import LOG2_E, FusedAttention
+from kerneldecl.templates.shared.fused_attention import LOG2_E
 
 ALL_LANES = 0xFFFFFFFF
 MAX_POWER_LOG2 = 8
@@ -69,7 +69,8 @@ class Softmax(NamedTuple):
     Element i of the scores is in row `i % 4 // 2` of the thread's two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: FusedAttention
+    kernel: Any
+    """What says how many scores a thread has, and how they are scaled and rounded: `FusedAttention`, or one of a KV cache."""
     scores: Any
     reference: Any
     """What is subtracted from the scores of each row: their maximum, or what it was `MAX_POWER_LOG2` ago."""
@@ -134,7 +135,7 @@ def _replace_by_powers(softmax: Softmax) -> None:
     kernel, scores = softmax.kernel, softmax.scores
     for i in range(kernel.scores):
         power = scores[i] * softmax.scale_log2 + softmax.partial[i % 4 // 2]
-        is_on_fma = (i + 1) * kernel.params.fma_powers // 8 > i * kernel.params.fma_powers // 8
+        is_on_fma = (i + 1) * kernel.fma_powers // 8 > i * kernel.fma_powers // 8
         value = (
             T.cuda.func_call("tvm_attention_exp2", power, source_code=EXP2_SOURCE, return_type="float32") if is_on_fma else T.exp2(power)
         )
@@ -169,13 +170,12 @@ def first_softmax(softmax, rows, block, is_masked):
 
 
 @T.inline
-def next_softmax(softmax, rows, block, is_masked):
-    """Turn the scores of another block into powers, and add them up.
+def take_scores(softmax):
+    """Turn scores into powers, and add them up.
 
     Where a maximum has grown far, the warp's references become its maxima, and what came before shrinks.
     """
     kernel, reference, partial, total = T.meta_var((softmax.kernel, softmax.reference, softmax.partial, softmax.total))
-    prepare(softmax, rows, block, is_masked)
     _find_highest(softmax)
     grows = T.meta_var(T.Not(T.And(softmax.is_near(0), softmax.is_near(1))))
     softmax.grows[0] = T.cuda.any_sync(T.uint32(ALL_LANES), T.cast(grows, "int32"))
@@ -189,6 +189,27 @@ def next_softmax(softmax, rows, block, is_masked):
     _raise(softmax)
     for i in T.unroll(kernel.scores):
         total[i % 4] = total[i % 4] + softmax.scores[i]
+
+
+@T.inline
+def next_softmax(softmax, rows, block, is_masked):
+    """Bias and mask the scores of another block, turn them into powers, and add them up."""
+    prepare(softmax, rows, block, is_masked)
+    take_scores(softmax)
+
+
+@T.inline
+def follow(softmax):
+    """Have the rows' references become those in `partial`, which another warpgroup has found, and what came before shrink."""
+    reference, partial, total = T.meta_var((softmax.reference, softmax.partial, softmax.total))
+    has_moved = T.meta_var(T.Or(partial[0] != reference[0], partial[1] != reference[1]))
+    softmax.grows[0] = T.cuda.any_sync(T.uint32(ALL_LANES), T.cast(has_moved, "int32"))
+    if softmax.grows[0] != 0:
+        for r in T.unroll(2):
+            softmax.factor[r] = T.exp2((reference[r] - finite(partial[r])) * softmax.scale_log2)
+            reference[r] = partial[r]
+        for i in T.unroll(4):
+            total[i] = total[i] * softmax.factor[i // 2]
 
 
 @T.inline
@@ -246,21 +267,34 @@ def scale_results(softmax):
 
 
 @T.inline
-def finish_rows(softmax):
-    """Add up the sums of the threads that share a row, and note their inverse: zero for rows that see no key, NaN for those with NaN."""
-    total, factor = T.meta_var((softmax.total, softmax.factor))
+def add_threads(softmax):
+    """Add up the sums of the threads that share a row, in each row's first place."""
+    total = T.meta_var(softmax.total)
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + total[r * 2 + 1]
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[r * 2], 1, 32, 32)
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[r * 2], 2, 32, 32)
+
+
+@T.inline
+def invert_sums(softmax):
+    """Note the inverse of rows' sums: zero for rows that see no key, NaN for those with NaN."""
+    total, factor = T.meta_var((softmax.total, softmax.factor))
     for r in T.unroll(2):
         # Powers on CUDA cores do not keep NaN: where the reference is NaN or infinite, infinity less infinity is the sum.
         infinity = T.meta_var(tirx.const(float("inf"), "float32"))
         total[r * 2] = T.Select(softmax.reference[r] < infinity, total[r * 2], softmax.reference[r] - infinity)
     for r in T.unroll(2):
         factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
+
+
+@T.inline
+def finish_rows(softmax):
+    """Add up the sums of the threads that share a row, and note their inverse."""
+    add_threads(softmax)
+    invert_sums(softmax)
 
 
 def _log2_of_sum(softmax: Softmax, r: int) -> Any:

@@ -81,6 +81,11 @@ class FusedAttention:
         tile = rows - 1 - index // size if self.spec.is_causal else index // size
         return tile, first + index % size
 
+    @property
+    def fma_powers(self) -> int:
+        """Return how many powers of each eight CUDA cores compute."""
+        return self.params.fma_powers
+
     # ---- registers of a thread, for each of its fragments of rows
 
     @property
