@@ -184,7 +184,9 @@ def conv2d(h: int, c: int, f: int, **options: Any) -> tvm.IRModule:
 
     size, stride, padding, dilation, groups = (options.get(name, 1) for name in ("size", "stride", "padding", "dilation", "groups"))
     dtype, accum = options.get("dtype", "float32"), options.get("accum", "float32")
-    x, w = te.placeholder((2, h, h, c), dtype, "X"), te.placeholder((size, size, c // groups, f), dtype, "W")
+    panel = options.get("panel", 0)
+    taps = (size, size, c // groups)
+    x, w = te.placeholder((2, h, h, c), dtype, "X"), te.placeholder((f // panel, *taps, panel) if panel else (*taps, f), dtype, "W")
     margin = [0, padding, padding, 0]
     padded = topi.nn.pad(x, margin, margin, name="padded")
     side = (h + 2 * padding - dilation * (size - 1) - 1) // stride + 1
@@ -193,7 +195,8 @@ def conv2d(h: int, c: int, f: int, **options: Any) -> tvm.IRModule:
     def element(n: Any, i: Any, j: Any, o: Any) -> Any:
         channel = q if groups == 1 else o // (f // groups) * (c // groups) + q
         pixel = padded(n, i * stride + r * dilation, j * stride + s * dilation, channel)
-        return te.sum(pixel.astype(accum) * w(r, s, q, o).astype(accum), axis=[r, s, q])
+        weight = w(o // panel, r, s, q, o % panel) if panel else w(r, s, q, o)
+        return te.sum(pixel.astype(accum) * weight.astype(accum), axis=[r, s, q])
 
     out, operands = epilogue(options.get("epilogue", ()), te.compute((2, side, side, f), element, "convolved"), accum)
     return prim_func(x, w, *operands, out)
@@ -201,6 +204,8 @@ def conv2d(h: int, c: int, f: int, **options: Any) -> tvm.IRModule:
 
 def conv2d_reference(x: Array, w: Array, **options: Any) -> Array:
     stride, padding, dilation, groups = (options.get(name, 1) for name in ("stride", "padding", "dilation", "groups"))
+    if options.get("panel"):
+        w = w.transpose(1, 2, 3, 0, 4).reshape(*w.shape[1:4], -1)
     size, f = w.shape[0], w.shape[3]
     x, w = np.pad(x.astype("float64"), ((0, 0), (padding, padding), (padding, padding), (0, 0))), w.astype("float64")
     side = (x.shape[1] - dilation * (size - 1) - 1) // stride + 1
@@ -226,6 +231,11 @@ def conv2d_reference(x: Array, w: Array, **options: Any) -> Array:
         ({}, {"size": 1, "padding": 0}),
         ({}, {"dtype": "float16", "epilogue": ("relu", "float16")}),
         ({"pad_at": "root"}, {"dtype": "int8", "accum": "int32"}),
+        *(({"tile_f": tile_f, "block_f": 16, "pack_f": False}, {"panel": panel}) for tile_f, panel in ((8, 8), (4, 8), (16, 4), (8, 16))),
+        ({"tile_w": 2, "tile_f": 8, "pack_f": False, "order": "wf"}, {"panel": 8, "padding": 0, "stride": 2, "epilogue": ("bias", "add")}),
+        ({"tile_f": 4, "block_f": 8, "pack_f": False, "pad_at": "root"}, {"panel": 4, "groups": 2, "dilation": 2, "padding": 2}),
+        ({"pack_f": False, "block_h": 10}, {"panel": 4, "size": 1, "padding": 0, "dtype": "float16", "epilogue": ("relu", "float16")}),
+        ({"tile_f": 16, "block_f": 16, "pack_f": False}, {"panel": 16}),
     ],
 )
 def test_convolutions_match_numpy(params: dict[str, Any], options: dict[str, Any]) -> None:
@@ -238,6 +248,14 @@ def test_convolutions_match_numpy(params: dict[str, Any], options: dict[str, Any
     x, w, *operands = (random(rng, tuple(int(extent) for extent in ty.shape), str(ty.dtype)) for ty in types[:-1])
     want = epilogue_reference(options.get("epilogue", ()), conv2d_reference(x, w, **options), operands)
     assert relative_error(run(sch, x, w, *operands), want) <= TOLERANCE[str(types[-1].dtype)]
+
+
+def test_weights_in_panels_are_not_packed_again_and_fit_register_tiles() -> None:
+    mod = conv2d(10, 16, 24, size=3, panel=8)
+    assert cpu_conv2d.apply(mod, {**CONV2D, "pack_f": False, "block_f": 24}, ARCH) is not None
+    assert cpu_conv2d.apply(mod, CONV2D, ARCH) is None
+    assert cpu_conv2d.apply(mod, {**CONV2D, "pack_f": False, "tile_f": 12, "block_f": 24}, ARCH) is None
+    assert cpu_conv2d.apply(mod, {**CONV2D, "pack_f": False, "tile_f": 3, "block_f": 24}, ARCH) is None
 
 
 def test_what_is_no_contraction_is_left_alone() -> None:
