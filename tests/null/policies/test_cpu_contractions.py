@@ -12,7 +12,7 @@ from support.cpus import AVX2, AVX512
 from support.thinned import every
 
 from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, IterSpace, dtype_bytes
-from kerneldecl.policies import cpu_conv2d, cpu_matmul
+from kerneldecl.policies import cpu_conv2d, cpu_gemv, cpu_matmul
 from kerneldecl.policies.cpu.time_model import Work, busiest_share, predicted_secs
 
 NEON = replace(AVX512, cores=4, vector_bytes=16, vector_registers=32, l1d_bytes=64 << 10, l3_bytes=0)
@@ -187,3 +187,12 @@ def test_register_tiles_are_whole_panels_and_weights_in_panels_are_not_packed(pa
 def test_panels_are_predicted_to_be_faster_where_rows_of_weights_lie_far_apart(cpu: Cpu) -> None:
     rows, panels = (cpu_conv2d.propose(conv2d(7, 512, 512, panel=panel), arch(cpu), 1)[0] for panel in (0, 16))
     assert panels.predicted_secs < rows.predicted_secs
+
+
+@CPUS
+def test_one_row_by_a_matrix_with_contiguous_columns_is_a_gemv(cpu: Cpu) -> None:
+    for k in (1, 7, 2048):
+        assert cpu_matmul.propose(matmul(1, 1000, k), arch(cpu), 5) == ()
+        assert cpu_gemv.propose(matmul(1, 1000, k), arch(cpu), 5)
+    assert cpu_matmul.propose(matmul(1, 1000, 2048, "nt"), arch(cpu), 5), "rows of the matrix are contiguous along k"
+    assert cpu_matmul.propose(matmul(2, 1000, 2048), arch(cpu), 5), "the matrix is used twice"
