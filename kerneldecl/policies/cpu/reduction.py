@@ -61,7 +61,8 @@ def _across(space: IterSpace, block: Block, cpu: Cpu, counts: Sequence[int]) -> 
     ):
         groups = -(-width // columns)
         tasks = others * groups * chunks
-        if steps > size or (is_parallel and tasks < 2):
+        has_uneven_chunks = chunks > 1 and size % (chunks * steps) > 0
+        if steps > size or has_uneven_chunks or (is_parallel and tasks < 2):
             continue
         # Partial results are loaded and stored once for each step of rows.
         loads = points(block) * (element + 2 * out / steps)

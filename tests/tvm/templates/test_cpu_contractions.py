@@ -21,11 +21,12 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 from kerneldecl.arrays import Array, numpy_dtype, relative_error
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.policies import cpu_conv2d as conv2d_policy
+from kerneldecl.policies import cpu_gemv as gemv_policy
 from kerneldecl.policies import cpu_matmul as matmul_policy
-from kerneldecl.templates import cpu_conv2d, cpu_dot, cpu_matmul
+from kerneldecl.templates import cpu_conv2d, cpu_dot, cpu_gemv, cpu_matmul
 
 ARCH = runnable(SSE)
-TEMPLATES = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d}
+TEMPLATES = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d, "cpu_gemv": cpu_gemv}
 TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-12, "int32": 0.0}
 
 MATMUL = {
@@ -319,7 +320,9 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
     ("policy", "mod"),
     [
         (matmul_policy, matmul(37, 129, 65, "nt")),
-        (matmul_policy, matmul(1, 64, 64, "nn")),
+        (matmul_policy, matmul(1, 64, 64, "nt")),
+        (gemv_policy, matmul(1, 33, 500, "nn", epilogue=("bias", "relu"))),
+        (gemv_policy, matmul(1, 64, 7, "tn")),
         (matmul_policy, matmul(4, 64, 64, "nt")),
         (matmul_policy, matmul(64, 3, 64, "tn", batch=(2,))),
         (matmul_policy, matmul(1, 1, 1)),
@@ -329,6 +332,8 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
         (conv2d_policy, conv2d(10, 16, 24, size=3, groups=4, padding=0)),
         (conv2d_policy, conv2d(3, 16, 16, size=3, padding=0)),
         (conv2d_policy, conv2d(10, 16, 1, size=1, padding=0)),
+        (conv2d_policy, conv2d(10, 16, 48, size=3, panel=16)),
+        (conv2d_policy, conv2d(7, 16, 16, size=1, padding=0, panel=16)),
     ],
 )
 def test_every_proposal_applies(policy: Any, mod: tvm.IRModule) -> None:
