@@ -21,10 +21,7 @@ from .shared.precision import AccumDtype, OperandDtype, accum_dtype, accum_probl
 
 @dataclass(frozen=True, kw_only=True)
 class Conv2d(Rule):
-    """Y = epilogue(conv2d(X, W)): X is [n, h, w, c], W is [kh, kw, c / groups, f], Y is [n, rows, columns, f].
-
-    With panels, W is [f / panel, kh, kw, c / groups, panel].
-    """
+    """Y = epilogue(conv2d(X, W)): X is [n, h, w, c], W is [kh, kw, c / groups, f], Y is [n, rows, columns, f]."""
 
     n: Extent
     """Images."""
@@ -49,7 +46,7 @@ class Conv2d(Rule):
     groups: Extent = 1
     """Groups of channels, each convolved by itself; c for a depthwise convolution."""
     panel: Size = 0
-    """Output channels of a panel of W, whose weights are contiguous; 0 for W without panels."""
+    """Output channels of a panel, where W is [f / panel, kh, kw, c / groups, panel]; 0 where it is not in panels."""
     dtype: OperandDtype = "float32"
     """Dtype of X and W."""
     accum_dtype: AccumDtype | Literal[""] = ""
