@@ -45,6 +45,8 @@ class Conv2d(Rule):
     """Step between the kernel's elements, in both directions."""
     groups: Extent = 1
     """Groups of channels, each convolved by itself; c for a depthwise convolution."""
+    panel: Size = 0
+    """Output channels of a panel, where W is [f / panel, kh, kw, c / groups, panel]; 0 where it is not in panels."""
     dtype: OperandDtype = "float32"
     """Dtype of X and W."""
     accum_dtype: AccumDtype | Literal[""] = ""
@@ -81,12 +83,15 @@ class Conv2d(Rule):
             yield f"groups {self.groups} does not divide c {self.c}"
         if self.f % self.groups:
             yield f"groups {self.groups} does not divide f {self.f}"
+        if self.panel and self.f % self.panel:
+            yield f"panel {self.panel} does not divide f {self.f}"
         yield from accum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
         yield from self._epilogue.problems()
 
     def signature(self) -> Signature:
         x = Arg("X", (self.n, self.h, self.w, self.c), self.dtype)
-        w = Arg("W", (self.kh, self.kw, self.c // self.groups, self.f), self.dtype)
+        taps = (self.kh, self.kw, self.c // self.groups)
+        w = Arg("W", (self.f // self.panel, *taps, self.panel) if self.panel else (*taps, self.f), self.dtype)
         return Signature((x, w, *self._epilogue.args()), (self._epilogue.out,))
 
     def lower(self) -> list[Any]:
@@ -101,7 +106,8 @@ class Conv2d(Rule):
             c = te.reduce_axis((0, self.c // self.groups), "c")
             channel = c if self.groups == 1 else f // (self.f // self.groups) * (self.c // self.groups) + c
             pixel = padded(image, row * self.stride + r * self.dilation, column * self.stride + s * self.dilation, channel)
-            return te.sum(pixel.astype(self._accum) * w(r, s, c, f).astype(self._accum), axis=[r, s, c])
+            weight = w(f // self.panel, r, s, c, f % self.panel) if self.panel else w(r, s, c, f)
+            return te.sum(pixel.astype(self._accum) * weight.astype(self._accum), axis=[r, s, c])
 
         out = self._epilogue.out
         return [*inputs, self._epilogue.lower(lambda name: te.compute(out.shape, element, name=name), operands)]
@@ -110,7 +116,8 @@ class Conv2d(Rule):
         x, w, *operands = inputs
         out = self._epilogue.out
         wide = reference_dtype(out.dtype, self.dtype)
-        weights = w.astype(wide).reshape(self._terms, self.groups, -1).swapaxes(0, 1)
+        rows = w.transpose(1, 2, 3, 0, 4) if self.panel else w
+        weights = rows.astype(wide).reshape(self._terms, self.groups, -1).swapaxes(0, 1)
 
         def images(part: slice) -> Array:
             found = self._im2col(x[part].astype(wide)) @ weights

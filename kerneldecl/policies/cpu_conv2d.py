@@ -45,6 +45,8 @@ class Convolution:
     """Bytes of one row of the input, all channels."""
     weight_bytes: int
     """Bytes of one weight."""
+    panel: int
+    """Output channels of a panel, where the weights come in panels; else 0."""
     out_dtype: str
     is_padded: bool
 
@@ -61,22 +63,36 @@ def convolution_of(space: IterSpace) -> Convolution | None:
     if block is None or out is None or len(out) < 3:
         return None
     # Where the output is a single pixel both operands look like weights; they come second.
-    weights = [access for access in block.reads if _is_weights(access, out)]
-    if not weights or len(weights[-1].shape) != 1 + sum(axis.kind == "reduce" for axis in block.axes):
+    weights = [access for access in block.reads if _panel(block, access, out[-1]) or _is_rows(access, out)]
+    if not weights or len(weights[-1].shape) != len(_reduced(block)) + (2 if _panel(block, weights[-1], out[-1]) else 1):
         return None
     pixels = block.reads[1 - block.reads.index(weights[-1])]
     return _convolution(space, block, pixels, weights[-1]) if len(pixels.shape) >= 3 else None
 
 
-def _is_weights(access: Access, out: list[int]) -> bool:
+def _reduced(block: Block) -> list[int]:
+    return [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
+
+
+def _is_rows(access: Access, out: list[int]) -> bool:
+    """Say whether an access may be weights [reduced axes, f], in any order."""
     axes = model.plain_axes(access)
     return axes is not None and not set(out[:-1]) & set(axes)
+
+
+def _panel(block: Block, access: Access, f: int) -> int:
+    """Return the channels of a panel where an access is weights [f // panel, reduced axes, f % panel], else 0."""
+    first, *inner, last = access.index
+    # With one panel, its number is constant.
+    is_panel = (first, last) in {(None, None), ((), ((f, 1),))} and len(access.shape) == 2 + len(_reduced(block))
+    is_reduced = all(dim is not None and {axis for axis, _ in dim} <= set(_reduced(block)) for dim in inner)
+    return access.shape[-1] if is_panel and is_reduced else 0
 
 
 def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access) -> Convolution:
     *images, h, w, f = model.output_axes(block) or []
     extent = [axis.extent for axis in block.axes]
-    reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
+    reduced = _reduced(block)
     strides = [dict(dim) for dim in pixels.index if dim is not None]
     row_stride = next((stride[h] for stride in strides if h in stride), 0)
     # An axis of the last dimension is a channel, of whatever group; any other reduced axis slides the window.
@@ -97,6 +113,7 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
         halo=pixels.shape[-3] - row_stride * extent[h],
         image_row_bytes=pixels.shape[-2] * pixels.shape[-1] * dtype_bytes(pixels.dtype),
         weight_bytes=dtype_bytes(weights.dtype),
+        panel=_panel(block, weights, f),
         out_dtype=block.writes[0].dtype,
         is_padded=pixels.operand not in space.inputs,
     )
@@ -105,11 +122,10 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
 def tilings(conv: Convolution, cpu: Cpu) -> Iterator[CpuConvParams]:
     """Yield the search space: the register tiles that compute fastest, each with all sensible blockings."""
     pad_places = ("task", "root") if conv.is_padded else ("task",)
+    pack_choices = (False,) if conv.panel else (False, True)
     for tile_w, tile_f in register_tiles(conv, cpu)[: model.TILE_SHAPES]:
         blocks_f = sorted({tile_f * count for count in _spaced(conv.f // tile_f)})
-        for block_h, block_f, pack_f, order, pad_at in itertools.product(
-            _spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), pad_places
-        ):
+        for block_h, block_f, pack_f, order, pad_at in itertools.product(_spaced(conv.h), blocks_f, pack_choices, ("fw", "wf"), pad_places):
             yield CpuConvParams(tile_w=tile_w, tile_f=tile_f, block_h=block_h, block_f=block_f, pack_f=pack_f, order=order, pad_at=pad_at)
 
 
@@ -125,6 +141,8 @@ def register_tiles(conv: Convolution, cpu: Cpu) -> list[tuple[int, int]]:
     lanes = model.compute_lanes(cpu, conv.out_dtype)
     tiles = []
     for tile_f in model.divisors(conv.group_f):
+        if conv.panel and max(conv.panel, tile_f) % min(conv.panel, tile_f):
+            continue  # a register tile is whole panels, or a panel whole register tiles
         vectors = _vectors(tile_f, lanes)
         # One register holds the broadcast element and `vectors` hold the weights.
         rows = (cpu.vector_registers - 1) // vectors - 1
@@ -185,7 +203,7 @@ def _work(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> model.Work:
     if tiling.order == "wf" and weights > cpu.l2_bytes // 2:
         far_bytes += visits * panel
     cycles = _micro_cycles(conv, tiling.tile_w, tiling.tile_f, cpu)
-    if not tiling.pack_f:
+    if not tiling.pack_f and not conv.panel:
         cycles += visits * terms * model.spread_cycles(cpu, conv.f * conv.weight_bytes, tiling.tile_f * conv.weight_bytes)
     if conv.is_padded and tiling.pad_at == "task":
         # A load and a store for each vector, and the test of the margin.

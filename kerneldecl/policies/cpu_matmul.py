@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.cpu import time_model as model
+from kerneldecl.policies.shared.reduction import matrix_vector
 
 TEMPLATES = ("cpu_matmul", "cpu_dot")
 AUTO = {"cpu": 10}
@@ -63,8 +64,14 @@ class Tiling:
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what is no GEMM."""
-    return model.proposals_of(gemm_of(space), arch.the_cpu, tilings, estimate)[:top_k]
+    """Return the tilings with the least predicted time, best first; nothing for what is no GEMM, and for what `cpu_gemv` reads in order."""
+    gemm = gemm_of(space)
+    return () if gemm is None or _is_row(space, gemm) else model.proposals_of(gemm, arch.the_cpu, tilings, estimate)[:top_k]
+
+
+def _is_row(space: IterSpace, gemm: Gemm) -> bool:
+    """Say whether a GEMM is one row by a matrix with contiguous columns: tiles of columns would read it in short pieces, far apart."""
+    return gemm.batch == gemm.m == 1 < gemm.n and gemm.is_b_row_major and matrix_vector(space) is not None
 
 
 def gemm_of(space: IterSpace) -> Gemm | None:

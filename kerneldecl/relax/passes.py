@@ -73,7 +73,7 @@ class ApplyArtifact:
         return scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
 
     def fuses(self, rule: Rule) -> bool:
-        """Say whether the artifact has a kernel for a rule that does the work of several: what `graph_passes` asks of an attention."""
+        """Say whether the artifact has a kernel for a rule: what `graph_passes` asks of whole attentions and of weights in panels."""
         target = self._target()
         wanted, arch = match_digest(lower(rule)["main"]), self._arch(target)
         kernels = (kernel for kernel in read_prebuilt(self.artifact, target).kernels if kernel.digest == wanted)

@@ -5,6 +5,7 @@ Knows nothing of other rules, nor of how functions are replaced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,15 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.activations import ACTIVATIONS, activation_of, wide_activation_of
 from kerneldecl.compiler.graph.gemm_operands import operands_of, stored_result
-from kerneldecl.compiler.graph.named_constants import constant, scalar_of
+from kerneldecl.compiler.graph.named_constants import array_of, constant, is_array, name_of, scalar_of
 from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
 from kerneldecl.compiler.graph.rule_use import FLOATS, HALVES, Found, Use, dtype_attr, out_attr
 
 _ACTIVATION_STEPS = frozenset({*ACTIVATIONS.values(), "relu6", "hard_sigmoid", "hard_swish"})
+PANEL = 16
+"""Output channels of a panel of weights: a cache line of float32, and the widest vector of it."""
+PIXELS_OF_PANELS = 4
+"""Pixels of the output from which on weights come in panels: for fewer, a kernel reads them once, whole rows of them."""
 _OF_ROWS = frozenset({"add", "mul", "scale_rows"})
 """Steps whose operand lies in memory as the result does."""
 
@@ -35,7 +40,7 @@ def find_contraction(found: Found, var: relax.Var, call: relax.Call) -> None:
     for last, use in reversed(chain):
         for end, whole in _written(found, last, use):
             if whole.is_accepted(end):
-                found.add(end, whole)
+                found.add(end, _in_panels(found, whole) or whole)
                 return
 
 
@@ -72,6 +77,24 @@ def _window(_: Found, call: relax.Call) -> Use | None:
     given = {name: side for name, sides in window.items() for side in sides if side != (0 if name == "padding" else 1)}
     groups = {"groups": int(attrs.groups)} if int(attrs.groups) > 1 else {}
     return Use("conv2d", {**sizes, **given, **groups, **dtype_attr(dtype)}, tuple(call.args))
+
+
+def _in_panels(found: Found, use: Use) -> Use | None:
+    """Return a convolution with its constant weights in panels, where the target has a kernel that reads them so."""
+    if use.rule != "conv2d" or not is_array(use.operands[1]):
+        return None
+    image, weights, *operands = use.operands
+    *_, channels, f = static_shape(weights) or (0, 0)
+    *pixels, _ = use.instance.signature().outputs[0].shape
+    if channels == 1 or f == PANEL or f // use.attrs.get("groups", 1) % PANEL or math.prod(pixels) < PIXELS_OF_PANELS:
+        return None
+    in_panels = replace(use, attrs={**use.attrs, "panel": PANEL})
+    if not found.fuses(in_panels.instance):
+        return None
+    rows = array_of(weights)
+    assert rows is not None, "it is an array"
+    panels = np.moveaxis(rows.reshape(*rows.shape[:-1], -1, PANEL), -2, 0)
+    return replace(in_panels, operands=(image, constant(panels, dtype_of(weights), name_of(weights)), *operands))
 
 
 def _written(found: Found, last: relax.Var, use: Use) -> Iterator[tuple[relax.Var, Use]]:

@@ -34,7 +34,7 @@ from kerneldecl.compiler.graph.use_rules import UseRules
 def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]:
     """Return the passes before fusion, the same for extraction and deployment: what was extracted is what a deployed model calls.
 
-    `fuses` says of an attention whether the target has a fused kernel for it.
+    `fuses` says whether the target has a kernel for a whole attention, and for a convolution with weights in panels.
     """
     return (
         relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of

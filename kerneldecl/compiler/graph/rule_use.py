@@ -26,7 +26,7 @@ FLOATS = HALVES | {"float32", "float64"}
 
 
 Fuses = Callable[[Rule], bool]
-"""Says whether the target has a fused kernel for a rule that does the work of several."""
+"""Says whether the target has a kernel for a rule that does the work of several, or that reads weights in another order."""
 
 
 def fuses_nothing(_: Rule) -> bool:

@@ -63,7 +63,7 @@ def with_shape_buckets(mod: tvm.IRModule, buckets: dynamic_shapes.Buckets) -> tv
 def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None, fuses: Fuses = fuses_nothing) -> tvm.IRModule:
     """Return the module after the passes that make fused functions of operators, as a deployment runs them.
 
-    `fuses` says of an attention whether the target has a fused kernel for it.
+    `fuses` says whether the target has a kernel for a whole attention, and for a convolution with weights in panels.
     """
     passes = tvm.transform.Sequential(
         [

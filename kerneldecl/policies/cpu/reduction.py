@@ -15,14 +15,16 @@ from kerneldecl.policies.shared.reduction import is_across
 from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, points
 
 STEPS = (1, 4, 2)
-"""Rows that a reduction across memory adds up together."""
+"""Rows that a reduction across memory adds up together, unless its policy has others."""
 COLUMN_VECTORS = (4, 16)
 """Vectors of columns that are computed together."""
 
 
-def tilings(space: IterSpace, block: Block, cpu: Cpu, vectors: Sequence[int], rows: Sequence[int] = ()) -> Iterator[Timed]:
+def tilings(
+    space: IterSpace, block: Block, cpu: Cpu, vectors: Sequence[int], rows: Sequence[int] = (), steps: Sequence[int] = STEPS
+) -> Iterator[Timed]:
     """Yield tilings of a reduction along or across contiguous memory, with their times."""
-    return _across(space, block, cpu) if is_across(block) else _along(space, block, cpu, vectors, rows)
+    return _across(space, block, cpu, steps) if is_across(block) else _along(space, block, cpu, vectors, rows)
 
 
 def _along(space: IterSpace, block: Block, cpu: Cpu, vectors: Sequence[int], rows: Sequence[int]) -> Iterator[Timed]:
@@ -47,17 +49,20 @@ def _along(space: IterSpace, block: Block, cpu: Cpu, vectors: Sequence[int], row
         yield params, stream_secs(cpu, Stream(moved_bytes(space), cycles, tasks), is_parallel=is_parallel)
 
 
-def _across(space: IterSpace, block: Block, cpu: Cpu) -> Iterator[Timed]:
+def _across(space: IterSpace, block: Block, cpu: Cpu, counts: Sequence[int]) -> Iterator[Timed]:
     """Yield tilings of a reduction across contiguous memory."""
     axis = contiguous_axis(block, largest(block))
     assert axis is not None
     width, size = block.axes[axis].extent, points(block, "reduce")
     others = points(block, "spatial") // width
     element, out = dtype_bytes(largest(block).dtype), dtype_bytes(block.writes[0].dtype)
-    for columns, steps, chunks, is_parallel in itertools.product(_columns(cpu, block, width), STEPS, _chunks(cpu, block, 1), (True, False)):
+    for columns, steps, chunks, is_parallel in itertools.product(
+        _columns(cpu, block, width), counts, _chunks(cpu, block, 1), (True, False)
+    ):
         groups = -(-width // columns)
         tasks = others * groups * chunks
-        if steps > size or (is_parallel and tasks < 2):
+        has_uneven_chunks = chunks > 1 and size % (chunks * steps) > 0
+        if steps > size or has_uneven_chunks or (is_parallel and tasks < 2):
             continue
         # Partial results are loaded and stored once for each step of rows.
         loads = points(block) * (element + 2 * out / steps)

@@ -12,7 +12,7 @@ from support.cpus import AVX2, AVX512
 from support.thinned import every
 
 from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, IterSpace, dtype_bytes
-from kerneldecl.policies import cpu_conv2d, cpu_matmul
+from kerneldecl.policies import cpu_conv2d, cpu_gemv, cpu_matmul
 from kerneldecl.policies.cpu.time_model import Work, busiest_share, predicted_secs
 
 NEON = replace(AVX512, cores=4, vector_bytes=16, vector_registers=32, l1d_bytes=64 << 10, l3_bytes=0)
@@ -39,11 +39,13 @@ def matmul(m: int, n: int, k: int, layout: str = "nn", dtype: str = "float32") -
     return IterSpace((block,), ("A", "B"), ("C",))
 
 
-def conv2d(side: int, c: int, f: int, size: int = 3, stride: int = 1) -> IterSpace:
+def conv2d(side: int, c: int, f: int, size: int = 3, stride: int = 1, panel: int = 0) -> IterSpace:
     extents = {"n": 1, "h": side, "w": side, "f": f, "r": size, "s": size, "c": c}
     axes = tuple(Axis(name, extent, "reduce" if name in "rsc" else "spatial") for name, extent in extents.items())
     pixels = access("padded", axes, {0: 1}, {1: stride, 4: 1}, {2: stride, 5: 1}, {6: 1})
     weights = access("W", axes, {4: 1}, {5: 1}, {6: 1}, {3: 1})
+    if panel:  # number of the panel and place in it are no affine functions of the channel
+        weights = Access("W", (f // panel, *weights.shape[:3], panel), "float32", (None, *weights.index[:3], None))
     block = Block("convolved", axes, (pixels, weights), (access("Y", axes, {0: 1}, {1: 1}, {2: 1}, {3: 1}),), 2)
     return IterSpace((block,), ("X", "W"), ("Y",))
 
@@ -61,6 +63,7 @@ SPACES = [
     (cpu_conv2d, conv2d(112, 3, 64, 7, 2)),
     (cpu_conv2d, conv2d(13, 5, 33)),
     (cpu_conv2d, conv2d(1, 2048, 1000, 1)),
+    (cpu_conv2d, conv2d(7, 512, 512, panel=16)),
 ]
 PAIRS = pytest.mark.parametrize(("policy", "space", "cpu"), every(3, SPACES, [AVX512, AVX2, NEON]))
 
@@ -168,3 +171,28 @@ def test_other_functions_get_no_proposal() -> None:
     assert cpu_matmul.propose(twice, arch(AVX512), 20) == ()
     assert cpu_matmul.propose(convolution, arch(AVX512), 20) == ()
     assert cpu_conv2d.propose(gemm, arch(AVX512), 20) == ()
+
+
+@CPUS
+@pytest.mark.parametrize("panel", [4, 16, 48])
+def test_register_tiles_are_whole_panels_and_weights_in_panels_are_not_packed(panel: int, cpu: Cpu) -> None:
+    proposals = cpu_conv2d.propose(conv2d(14, 32, 96, panel=panel), arch(cpu), 100)
+    assert proposals
+    for tiling in (params(proposal.candidate) for proposal in proposals):
+        assert not tiling["pack_f"]
+        assert max(tiling["tile_f"], panel) % min(tiling["tile_f"], panel) == 0
+
+
+@CPUS
+def test_panels_are_predicted_to_be_faster_where_rows_of_weights_lie_far_apart(cpu: Cpu) -> None:
+    rows, panels = (cpu_conv2d.propose(conv2d(7, 512, 512, panel=panel), arch(cpu), 1)[0] for panel in (0, 16))
+    assert panels.predicted_secs < rows.predicted_secs
+
+
+@CPUS
+def test_one_row_by_a_matrix_with_contiguous_columns_is_a_gemv(cpu: Cpu) -> None:
+    for k in (1, 7, 2048):
+        assert cpu_matmul.propose(matmul(1, 1000, k), arch(cpu), 5) == ()
+        assert cpu_gemv.propose(matmul(1, 1000, k), arch(cpu), 5)
+    assert cpu_matmul.propose(matmul(1, 1000, 2048, "nt"), arch(cpu), 5), "rows of the matrix are contiguous along k"
+    assert cpu_matmul.propose(matmul(2, 1000, 2048), arch(cpu), 5), "the matrix is used twice"

@@ -123,6 +123,9 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
         rule("conv2d", n=1, h=1, w=1, c=1, f=1, kh=1, kw=1),
         rule("conv2d", n=1, h=6, w=5, c=6, f=6, kh=3, kw=3, groups=6, epilogue=("silu",)),
         rule("conv2d", n=1, h=6, w=5, c=3, f=9, kh=2, kw=3, groups=3, dilation=2, padding=2),
+        rule("conv2d", n=2, h=6, w=5, c=3, f=12, kh=2, kw=3, stride=2, padding=1, panel=4, epilogue=("bias", "relu")),
+        rule("conv2d", n=1, h=6, w=5, c=6, f=12, kh=1, kw=1, groups=3, panel=2, dtype="float16"),
+        rule("conv2d", n=1, h=6, w=5, c=3, f=4, kh=3, kw=3, panel=4, dtype="int8"),
         *(rule("elementwise", op=op, shape=(300,), dtype="int8") for op in ("add", "sub", "mul", "neg", "abs", "relu", "minimum")),
         *(rule("elementwise", op=op, shape=(300,), dtype="uint8") for op in ("add", "sub", "mul", "copy", "relu", "maximum")),
         rule("elementwise", op="mul", shape=(300,), dtype="int64"),
@@ -163,6 +166,7 @@ def test_any_convolution_that_makes_sense_matches_its_reference(data: st.DataObj
     attrs = {name: data.draw(small, name) for name in ("n", "kh", "kw", "stride", "dilation", "groups")}
     attrs |= {name: data.draw(st.integers(1, 9), name) for name in ("h", "w")}
     attrs |= {name: attrs["groups"] * data.draw(small, name) for name in ("c", "f")}
+    attrs["panel"] = data.draw(st.integers(0, 3), "panel")
     instance = load_rule(ROOT, "conv2d")(padding=data.draw(st.integers(0, 3), "padding"), **attrs)  # type: ignore[call-arg]
     assume(not list(instance.problems()))
     assert error_of_unscheduled_kernel(instance) <= instance.tolerance()

@@ -21,11 +21,12 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 from kerneldecl.arrays import Array, numpy_dtype, relative_error
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.policies import cpu_conv2d as conv2d_policy
+from kerneldecl.policies import cpu_gemv as gemv_policy
 from kerneldecl.policies import cpu_matmul as matmul_policy
-from kerneldecl.templates import cpu_conv2d, cpu_dot, cpu_matmul
+from kerneldecl.templates import cpu_conv2d, cpu_dot, cpu_gemv, cpu_matmul
 
 ARCH = runnable(SSE)
-TEMPLATES = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d}
+TEMPLATES = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d, "cpu_gemv": cpu_gemv}
 TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-12, "int32": 0.0}
 
 MATMUL = {
@@ -184,7 +185,9 @@ def conv2d(h: int, c: int, f: int, **options: Any) -> tvm.IRModule:
 
     size, stride, padding, dilation, groups = (options.get(name, 1) for name in ("size", "stride", "padding", "dilation", "groups"))
     dtype, accum = options.get("dtype", "float32"), options.get("accum", "float32")
-    x, w = te.placeholder((2, h, h, c), dtype, "X"), te.placeholder((size, size, c // groups, f), dtype, "W")
+    panel = options.get("panel", 0)
+    taps = (size, size, c // groups)
+    x, w = te.placeholder((2, h, h, c), dtype, "X"), te.placeholder((f // panel, *taps, panel) if panel else (*taps, f), dtype, "W")
     margin = [0, padding, padding, 0]
     padded = topi.nn.pad(x, margin, margin, name="padded")
     side = (h + 2 * padding - dilation * (size - 1) - 1) // stride + 1
@@ -193,7 +196,8 @@ def conv2d(h: int, c: int, f: int, **options: Any) -> tvm.IRModule:
     def element(n: Any, i: Any, j: Any, o: Any) -> Any:
         channel = q if groups == 1 else o // (f // groups) * (c // groups) + q
         pixel = padded(n, i * stride + r * dilation, j * stride + s * dilation, channel)
-        return te.sum(pixel.astype(accum) * w(r, s, q, o).astype(accum), axis=[r, s, q])
+        weight = w(o // panel, r, s, q, o % panel) if panel else w(r, s, q, o)
+        return te.sum(pixel.astype(accum) * weight.astype(accum), axis=[r, s, q])
 
     out, operands = epilogue(options.get("epilogue", ()), te.compute((2, side, side, f), element, "convolved"), accum)
     return prim_func(x, w, *operands, out)
@@ -201,6 +205,8 @@ def conv2d(h: int, c: int, f: int, **options: Any) -> tvm.IRModule:
 
 def conv2d_reference(x: Array, w: Array, **options: Any) -> Array:
     stride, padding, dilation, groups = (options.get(name, 1) for name in ("stride", "padding", "dilation", "groups"))
+    if options.get("panel"):
+        w = w.transpose(1, 2, 3, 0, 4).reshape(*w.shape[1:4], -1)
     size, f = w.shape[0], w.shape[3]
     x, w = np.pad(x.astype("float64"), ((0, 0), (padding, padding), (padding, padding), (0, 0))), w.astype("float64")
     side = (x.shape[1] - dilation * (size - 1) - 1) // stride + 1
@@ -226,6 +232,11 @@ def conv2d_reference(x: Array, w: Array, **options: Any) -> Array:
         ({}, {"size": 1, "padding": 0}),
         ({}, {"dtype": "float16", "epilogue": ("relu", "float16")}),
         ({"pad_at": "root"}, {"dtype": "int8", "accum": "int32"}),
+        *(({"tile_f": tile_f, "block_f": 16, "pack_f": False}, {"panel": panel}) for tile_f, panel in ((8, 8), (4, 8), (16, 4), (8, 16))),
+        ({"tile_w": 2, "tile_f": 8, "pack_f": False, "order": "wf"}, {"panel": 8, "padding": 0, "stride": 2, "epilogue": ("bias", "add")}),
+        ({"tile_f": 4, "block_f": 8, "pack_f": False, "pad_at": "root"}, {"panel": 4, "groups": 2, "dilation": 2, "padding": 2}),
+        ({"pack_f": False, "block_h": 10}, {"panel": 4, "size": 1, "padding": 0, "dtype": "float16", "epilogue": ("relu", "float16")}),
+        ({"tile_f": 16, "block_f": 16, "pack_f": False}, {"panel": 16}),
     ],
 )
 def test_convolutions_match_numpy(params: dict[str, Any], options: dict[str, Any]) -> None:
@@ -238,6 +249,14 @@ def test_convolutions_match_numpy(params: dict[str, Any], options: dict[str, Any
     x, w, *operands = (random(rng, tuple(int(extent) for extent in ty.shape), str(ty.dtype)) for ty in types[:-1])
     want = epilogue_reference(options.get("epilogue", ()), conv2d_reference(x, w, **options), operands)
     assert relative_error(run(sch, x, w, *operands), want) <= TOLERANCE[str(types[-1].dtype)]
+
+
+def test_weights_in_panels_are_not_packed_again_and_fit_register_tiles() -> None:
+    mod = conv2d(10, 16, 24, size=3, panel=8)
+    assert cpu_conv2d.apply(mod, {**CONV2D, "pack_f": False, "block_f": 24}, ARCH) is not None
+    assert cpu_conv2d.apply(mod, CONV2D, ARCH) is None
+    assert cpu_conv2d.apply(mod, {**CONV2D, "pack_f": False, "tile_f": 12, "block_f": 24}, ARCH) is None
+    assert cpu_conv2d.apply(mod, {**CONV2D, "pack_f": False, "tile_f": 3, "block_f": 24}, ARCH) is None
 
 
 def test_what_is_no_contraction_is_left_alone() -> None:
@@ -301,7 +320,9 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
     ("policy", "mod"),
     [
         (matmul_policy, matmul(37, 129, 65, "nt")),
-        (matmul_policy, matmul(1, 64, 64, "nn")),
+        (matmul_policy, matmul(1, 64, 64, "nt")),
+        (gemv_policy, matmul(1, 33, 500, "nn", epilogue=("bias", "relu"))),
+        (gemv_policy, matmul(1, 64, 7, "tn")),
         (matmul_policy, matmul(4, 64, 64, "nt")),
         (matmul_policy, matmul(64, 3, 64, "tn", batch=(2,))),
         (matmul_policy, matmul(1, 1, 1)),
@@ -311,6 +332,8 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
         (conv2d_policy, conv2d(10, 16, 24, size=3, groups=4, padding=0)),
         (conv2d_policy, conv2d(3, 16, 16, size=3, padding=0)),
         (conv2d_policy, conv2d(10, 16, 1, size=1, padding=0)),
+        (conv2d_policy, conv2d(10, 16, 48, size=3, panel=16)),
+        (conv2d_policy, conv2d(7, 16, 16, size=1, padding=0, panel=16)),
     ],
 )
 def test_every_proposal_applies(policy: Any, mod: tvm.IRModule) -> None:
