@@ -9,21 +9,17 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from kerneldecl.compiler import actions
+from kerneldecl.compiler import actions, cpu
 from kerneldecl.compiler.cuda import CudaProgram, cuda_program
-from kerneldecl.export.cuda_header import Argument, CudaKernel, cuda_header
+from kerneldecl.export.argument import arguments_of
+from kerneldecl.export.cpu_header import CpuKernel, cpu_header
+from kerneldecl.export.cuda_header import CudaKernel, cuda_header
 from kerneldecl.export.host_calls import host_calls
-from kerneldecl.model import Candidate
+from kerneldecl.model import Arch, Candidate
 from kerneldecl.serial import arch_from_json
 from kerneldecl.toolchain import nvcc
 
 Json = Mapping[str, Any]
-_TAKEN = """
-alignas auto bool break case catch char class const default delete do double else enum error explicit export extern false float for friend
-goto if inline int long namespace new operator own private protected public register return short signed sizeof static stream struct switch
-template this throw true try typedef typename union unsigned using virtual void volatile while workspace
-"""
-"""Words of C++, and names that the headers' functions use."""
 
 
 def export(spec: Json, candidate: Json, arch: Json, asked: Json) -> dict[str, str]:
@@ -36,11 +32,30 @@ def export(spec: Json, candidate: Json, arch: Json, asked: Json) -> dict[str, st
     parsed = arch_from_json(arch)
     scheduled = actions.scheduled_winner(spec, Candidate.from_json(candidate), parsed)
     if parsed.kind == "cpu":
-        raise ValueError("not yet")
+        return {"text": _on_cpu(scheduled, parsed, asked)}
     program = cuda_program(scheduled, parsed, f"kerneldecl_{asked['name']}")
     if asked["format"] == "cuda":
         return {"text": cuda_header(_kernel(program, asked))}
     return _compiled(program, asked["format"])
+
+
+def _on_cpu(scheduled: Any, arch: Arch, asked: Json) -> str:
+    """Return a C++ header, or the assembly that it holds."""
+    symbol = f"kerneldecl_{asked['name']}"
+    assembly = cpu.assembly(scheduled, arch, symbol)
+    if asked["format"] == "asm":
+        return assembly
+    return cpu_header(
+        CpuKernel(
+            name=asked["name"],
+            about=tuple(asked["about"]),
+            figures=asked["figures"],
+            arguments=arguments_of(asked["signature"]),
+            assembly=assembly,
+            symbol=symbol,
+            processor=str(dict(arch.tvm_target).get("mcpu", "x86-64")),
+        )
+    )
 
 
 def _kernel(program: CudaProgram, asked: Json) -> CudaKernel:
@@ -56,16 +71,6 @@ def _kernel(program: CudaProgram, asked: Json) -> CudaKernel:
         flags=program.flags,
         host=host,
     )
-
-
-def arguments_of(signature: Json) -> tuple[Argument, ...]:
-    """Return the arguments of the exported function: inputs, then outputs, by names that C++ allows."""
-    listed = [(each, False) for each in signature["inputs"]] + [(each, True) for each in signature["outputs"]]
-    return tuple(Argument(_legal(each["name"]), tuple(each["shape"]), each["dtype"], is_output) for each, is_output in listed)
-
-
-def _legal(name: str) -> str:
-    return f"{name}_" if name in _TAKEN.split() else name
 
 
 def _compiled(program: CudaProgram, form: str) -> dict[str, str]:

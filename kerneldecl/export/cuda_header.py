@@ -12,16 +12,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from kerneldecl.export.argument import Argument, shapes_of
 from kerneldecl.export.host_calls import HostCalls, KernelCall, TensorMap
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"][^>\"]+[>\"]).*\n", re.MULTILINE)
 _FOR_NVRTC = re.compile(r"^#ifdef __CUDACC_RTC__\n.*?^#else\n(.*?)^#endif[^\n]*\n", re.MULTILINE | re.DOTALL)
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _KERNEL = 'extern "C" __global__'
-_GENERATED = ("177", "550")
-"""nvcc's warnings of unused variables and functions, of which generated code has some."""
+_GENERATED = ("177", "550", "1046")
+"""nvcc's warnings of unused variables and functions and of rounded constants, of which generated code has some."""
 _ALIGNMENT_BYTES = 256
 """Of each workspace, as cudaMalloc aligns."""
 _TYPES = {
@@ -105,19 +105,6 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 """
 
 
-class Argument(NamedTuple):
-    """An argument of the function: a row-major array without gaps."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    is_output: bool
-
-    @property
-    def declaration(self) -> str:
-        return f"{'' if self.is_output else 'const '}{c_type(self.dtype)}* {self.name}"
-
-
 @dataclass(frozen=True)
 class CudaKernel:
     """What a header is made of."""
@@ -136,13 +123,10 @@ class CudaKernel:
     host: HostCalls
 
 
-def c_type(dtype: str) -> str:
-    return _TYPES[dtype][0] if dtype in _TYPES else "void"
-
-
-def shapes_of(arguments: Sequence[Argument]) -> list[str]:
-    """Return a line for each argument: name, dtype and shape."""
-    return [f"  {each.name}: {each.dtype}[{', '.join(map(str, each.shape))}]{', written' if each.is_output else ''}" for each in arguments]
+def _declared(argument: Argument) -> str:
+    """Return an argument's declaration."""
+    c_type = _TYPES[argument.dtype][0] if argument.dtype in _TYPES else "void"
+    return f"{'' if argument.is_output else 'const '}{c_type}* {argument.name}"
 
 
 def compile_flags(kernel: CudaKernel) -> str:
@@ -216,7 +200,7 @@ def _head(kernel: CudaKernel) -> Iterator[str]:
 
 def _function(kernel: CudaKernel) -> Iterator[str]:
     name = kernel.name
-    declared = ", ".join(["cudaStream_t stream", *(each.declaration for each in kernel.arguments)])
+    declared = ", ".join(["cudaStream_t stream", *map(_declared, kernel.arguments)])
     offsets, size_bytes = _offsets(kernel.host)
     yield f"static constexpr std::size_t {name}_workspace_bytes = {size_bytes};"
     yield ""

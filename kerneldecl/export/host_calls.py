@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,12 +114,12 @@ class _Reader:
 
     def _bind(self, var: Any, value: Any) -> None:
         if isinstance(value, tvm.ir.Call) and value.op.name == "tirx.tvm_stack_alloca":
-            self._names[var] = var.name
+            self._names[var] = _legal(var.name)
         elif (position := _position(value)) is not None:
             self._positions[var] = position
 
     def _allocate(self, buffer: Any) -> None:
-        name = f"{buffer.name}_workspace"
+        name = _legal(buffer.name) + f"_workspace{len(self.workspaces) or ''}"
         dtype, _, lanes = str(buffer.dtype).partition("x")
         size = math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(dtype) * int(lanes or 1)
         self.workspaces.append(Workspace(name, size))
@@ -170,6 +171,11 @@ class _Reader:
         )
         interleave, swizzle, promotion, fill = numbers[-4:]
         return TensorMap(name, dtype, address, shape, strides, box, element_strides, (interleave, swizzle, promotion, fill))
+
+
+def _legal(name: str) -> str:
+    """Return a name of TVM's in letters that C++ allows."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def _dims(name: str, extents: Mapping[str, int]) -> tuple[int, int, int]:

@@ -24,14 +24,13 @@ def test_the_host_of_a_stream_k_gemm_is_read_whole() -> None:
     """Workspaces, a kernel in front, descriptors, and a launch with clusters and PDL, in TVM's order."""
     host = host_calls(cuda_program(scheduled(entries()[STREAM_K]), entries()[STREAM_K].arch, "k").host, ["A", "B", "C"])
     assert [type(each) for each in host.calls] == [KernelCall, TensorMap, TensorMap, TensorMap, KernelCall]
-    assert {each.name for each in host.workspaces} == {"partial_sums_workspace", "flags_workspace"}
-    assert Workspace("flags_workspace", 264 * 4) in host.workspaces
+    assert host.workspaces == (Workspace("partial_sums_workspace", 4 * 4325376), Workspace("flags_workspace1", 4 * 264))
     zeroing, rows, columns, stored, gemm = host.calls
     assert isinstance(zeroing, KernelCall)
     assert isinstance(gemm, KernelCall)
-    assert zeroing.arguments == ("flags_workspace",)
+    assert zeroing.arguments == ("flags_workspace1",)
     assert (gemm.cluster, gemm.grid, gemm.is_pdl) == ((2, 1, 1), (132, 1, 1), True)
-    assert set(gemm.arguments) == {"flags_workspace", "partial_sums_workspace", "rows_map", "columns_map", "store_map"}
+    assert set(gemm.arguments) == {"flags_workspace1", "partial_sums_workspace", "rows_map", "columns_map", "store_map"}
     for each, address in ((rows, "A"), (columns, "B"), (stored, "C")):
         assert isinstance(each, TensorMap)
         assert (each.address, each.shape, each.strides_bytes) == (address, (8192, 8192), (16384,))
