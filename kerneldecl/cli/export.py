@@ -8,15 +8,17 @@ from __future__ import annotations
 import base64
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from kerneldecl.cli.options import Settings, opened
+from kerneldecl.cli.options import Settings, chosen_entries, opened
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import TuningError, printable_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kerneldecl.planning.plan import EntryPlan
     from kerneldecl.planning.workspace import Workspace
 
@@ -41,7 +43,8 @@ def export(settings: Settings, entry: str, form: str | None, name: str | None, o
     if form == "cubin" and output is None:
         raise click.UsageError("a cubin is no text: name a file with -o")
     workspace = opened(settings)
-    planned = one_entry(make_plan(workspace).entries, workspace, entry)
+    chosen = set(chosen_entries(workspace, (entry,)))
+    planned = only([each for each in make_plan(workspace).entries if each.entry in chosen], entry)
     answer = exported(workspace, planned, form or FORMATS[planned.arch.kind][0], name or function_name(planned.workload.name))
     content = answer["text"].encode() if "text" in answer else base64.b64decode(answer["base64"])
     if output is None:
@@ -52,15 +55,21 @@ def export(settings: Settings, entry: str, form: str | None, name: str | None, o
         print(f"wrote {output}")
 
 
-def one_entry(entries: Any, workspace: Workspace, pattern: str) -> EntryPlan:
-    """Return the entry that a pattern selects; raise where it selects several."""
-    from kerneldecl.cli.options import chosen_entries
+def only(entries: Sequence[EntryPlan], pattern: str) -> EntryPlan:
+    """Return the one entry that a pattern has selected; raise UsageError where it has selected several."""
+    if len(entries) > 1:
+        names = ", ".join(each.entry for each in entries[:5])
+        raise click.UsageError(f"{pattern} selects {len(entries)} entries, and one is exported at a time: {names}")
+    return entries[0]
 
-    names = chosen_entries(workspace, (pattern,))
-    if len(names) > 1:
-        raise click.UsageError(f"{pattern} selects {len(names)} entries, and one is exported at a time: {', '.join(names[:5])}")
-    found: EntryPlan = next(each for each in entries if each.entry == names[0])
-    return found
+
+def source_of(workspace: Workspace, entries: Sequence[EntryPlan], pattern: str | None) -> dict[str, str]:
+    """Return the source of the one entry that is selected, as its first format has it."""
+    if pattern is None:
+        raise click.UsageError("--source shows one entry: name it")
+    entry = only(entries, pattern)
+    form = FORMATS[entry.arch.kind][0]
+    return {"entry": entry.entry, "format": form, "source": exported(workspace, entry, form, function_name(entry.workload.name))["text"]}
 
 
 def function_name(name: str) -> str:

@@ -78,9 +78,7 @@ def ranks_text(json: Json) -> str:
     if not json["entries"]:
         return "no entry has measurements"
     head = ["entry", "policy", "best's rank", *(f"best of {count}" for count in COUNTS)]
-    rows = [
-        [row["entry"], row["policy"], f"{row['rank_of_best']} of {row['timed']}", *_shares(row["best_of"])] for row in json["entries"]
-    ]
+    rows = [[row["entry"], row["policy"], f"{row['rank_of_best']} of {row['timed']}", *_shares(row["best_of"])] for row in json["entries"]]
     means = [f"geometric mean of {len(rows)}", "", "", *(f"{share:.3f}" for share in json["geometric_means"].values())]
     return "\n".join(table(head, [*rows, means], 0))
 
