@@ -49,12 +49,16 @@ class Timed:
 
 
 def model_rank(group: Group, secs: Mapping[Candidate, float]) -> ModelRank | None:
-    """Return how a policy's order does by the times that are known; None where it proposes none of them.
+    """Return how a policy's order does by the times that are known; None where it proposes none of them."""
+    return rank_of_order(group.policy, [proposal.candidate for proposal in group.proposals], secs)
+
+
+def rank_of_order(policy: str, order: Sequence[Candidate], secs: Mapping[Candidate, float]) -> ModelRank | None:
+    """Return how an order of candidates does by the times that are known; None where it has none of them.
 
     The fastest is that of all times, whoever has proposed it: an order that leaves it out does not reach 1.0, and its rank is one
     beyond its end.
     """
-    order = [proposal.candidate for proposal in group.proposals]
     found = [secs[candidate] for candidate in order if candidate in secs]
     if not found:
         return None
@@ -63,7 +67,7 @@ def model_rank(group: Group, secs: Mapping[Candidate, float]) -> ModelRank | Non
         best_so_far = min(best_so_far, each)
         shares.append(best_secs / best_so_far)
     rank = shares.index(1.0) + 1 if 1.0 in shares else len(found) + 1
-    return ModelRank(group.policy, rank, len(found), len(order), tuple(shares))
+    return ModelRank(policy, rank, len(found), len(order), tuple(shares))
 
 
 class TimedEarlier:
