@@ -13,8 +13,13 @@ from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.exports import OF_EACH_KIND, entries, exported, header, instructions, scheduled
 from support.repository import REPOSITORY
 
+from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import cuda_program
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.declare.document import declare
 from kerneldecl.export.host_calls import KernelCall, TensorMap, Workspace, host_calls
+from kerneldecl.plugins.load import load_rule
+from kerneldecl.policies import wgmma_attention
 from kerneldecl.toolchain import nvcc
 
 STREAM_K = "matmul_float16[layout=nt,m=8192,n=8192,k=8192]@h200"
@@ -35,6 +40,27 @@ def test_the_host_of_a_stream_k_gemm_is_read_whole() -> None:
     for each, address in ((rows, "A"), (columns, "B"), (stored, "C")):
         assert isinstance(each, TensorMap)
         assert (each.address, each.shape, each.strides_bytes) == (address, (8192, 8192), (16384,))
+
+
+def test_the_host_of_float8_attention_is_read_whole() -> None:
+    """A kernel in front transposes V into a workspace, which a descriptor then names: its address is no argument's."""
+    workload = next(each for each in declare(REPOSITORY / "benchmarks/attention").workloads if dict(each.attrs)["dtype"] == "float8_e4m3fn")
+    arch, attrs = entries()[STREAM_K].arch, dict(workload.attrs)
+    mod = canonical.lower(load_rule(REPOSITORY, "attention").of(REPOSITORY, attrs))
+    [proposal] = wgmma_attention.propose(iter_space(mod), arch, 1)
+    made = cpu.apply_candidate(REPOSITORY, mod, proposal.candidate, arch)
+    assert made is not None
+    names = [f"argument{at}" for at in range(len(canonical.signature_of(mod["main"])))]
+    host = host_calls(cuda_program(made.mod, arch, "k").host, names)
+    transpose, *maps, attention = host.calls
+    assert isinstance(transpose, KernelCall)
+    assert isinstance(attention, KernelCall)
+    [workspace] = host.workspaces
+    assert workspace.name in transpose.arguments
+    addresses = [each.address for each in maps if isinstance(each, TensorMap)]
+    assert len(addresses) == len(maps) == 4
+    assert workspace.name in addresses
+    assert {*addresses} - {workspace.name} <= {*names}
 
 
 def test_what_the_host_does_beside_launches_is_not_exported() -> None:
