@@ -31,7 +31,8 @@ def test_a_header_writes_what_the_artifact_writes(name: str, tmp_path: Path) -> 
     sizes = [int(np.prod(arg.shape)) * dtype_bytes(arg.dtype) for arg in args]
     addresses = [gpu.allocate(size) for size in (*sizes, max(1, workspace_bytes))]
     _fill(args, sizes, addresses)
-    tensors = [Placed(arg, at, Placed.CUDA, gpu.ordinal).tensor() for arg, at in zip(args, addresses, strict=False)]
+    placed = [Placed(arg, at, Placed.CUDA, gpu.ordinal) for arg, at in zip(args, addresses, strict=False)]  # outlives its tensors
+    tensors = [each.tensor() for each in placed]
     stream = gpu.stream.value or 0
 
     def by_artifact() -> None:
