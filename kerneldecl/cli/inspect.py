@@ -5,23 +5,36 @@ Knows nothing of how a plan is made.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kerneldecl.cli.options import Settings, chosen_entries, json_option, opened, patterns_argument, print_plan, print_result
 from kerneldecl.cli.table import window
 from kerneldecl.diagnostics.units import counted
-from kerneldecl.errors import StaleError
+from kerneldecl.errors import StaleError, TuningError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kerneldecl.planning.workspace import Workspace
+
+_ALLOWED = 0.002
+"""How much less of the fastest a policy's first k may give, as geometric mean over all entries, before `check --model` fails: a quarter of
+the share by which two measurements of one kernel differ, averaged over dozens of entries."""
 
 
 @click.command()
 @patterns_argument
 @click.option("--stale", is_flag=True, help="Exit with 3 if anything must be tuned, or the lock would change.")
+@click.option("--model", is_flag=True, help="Exit with 1 if policies order the records' candidates worse than when these were written.")
 @json_option
 @click.pass_obj
-def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: bool) -> None:
+def check(settings: Settings, patterns: tuple[str, ...], stale: bool, model: bool, as_json: bool) -> None:
     """Check the declarations, and with --stale whether the records hold what they declare. Builds nothing.
 
     With --stale, what was edited is lowered, and policies are asked, since only candidates that nobody has measured are out of date.
+    With --model, policies are asked as well, and their order is judged by the recorded times: no GPU is needed.
     """
     from kerneldecl.api import look_ahead
     from kerneldecl.cli.stale import stale_entries, stale_json, stale_text
@@ -30,12 +43,12 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
 
     workspace = opened(settings)
     chosen = chosen_entries(workspace, patterns)
+    if model:
+        _check_model(workspace, chosen, as_json)
     if not stale:
-        print_result(
-            as_json,
-            {"schema": 1, "entries": len(chosen)},
-            lambda _: f"{counted(len(chosen), 'entry', 'entries')} declared, no mistakes",
-        )
+        if not model:
+            declared = f"{counted(len(chosen), 'entry', 'entries')} declared, no mistakes"
+            print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda _: declared)
         return
     ahead, lock = look_ahead(workspace, frozenset(chosen) if patterns else None), lock_on_disk(workspace)
     plan, entries = ahead.plan, [entry for entry in ahead.plan.entries if entry.entry in set(chosen)]
@@ -46,6 +59,20 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
         raise StaleError(f"{len(wanting)} out of date: {named}")
     if all(e.tuned for e in plan.entries if not e.arch.is_detected) and lock_of(ahead.workspace, plan) != lock:
         raise StaleError("workloads.lock is out of date; run `kerneldecl build` and commit it")
+
+
+def _check_model(workspace: Workspace, chosen: Sequence[str], as_json: bool) -> None:
+    """Print how the policies' orders of now compare with those of the records; raise TuningError where they are worse."""
+    from kerneldecl.api import look_ahead
+    from kerneldecl.cli.model_rank import changes_json, changes_of, changes_text
+    from kerneldecl.tuning.model_rank import worse
+
+    ahead = look_ahead(workspace, frozenset(chosen))
+    changes = changes_of([entry for entry in ahead.plan.entries if entry.entry in set(chosen)], workspace.store)
+    found = worse(changes, _ALLOWED)
+    print_result(as_json, changes_json(changes, found), changes_text)
+    if found:
+        raise TuningError(f"policies order the recorded candidates worse than before: {'; '.join(found)}")
 
 
 @click.command()
@@ -93,11 +120,15 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("entry", required=False)
+@click.option("--model", is_flag=True, help="Show where the fastest stood in the policy's order, and what its first k give.")
+@click.option("--source", is_flag=True, help="Show the winner's source, as `export` writes it.")
 @json_option
 @click.pass_obj
-def show(settings: Settings, entry: str | None, as_json: bool) -> None:
+def show(settings: Settings, entry: str | None, model: bool, source: bool, as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
     from kerneldecl.cli import report
+    from kerneldecl.cli.export import source_of
+    from kerneldecl.cli.model_rank import ranks_json, ranks_of, ranks_text
     from kerneldecl.planning.last_build import FILE as LAST_BUILD
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.serial import trials_from_json
@@ -105,8 +136,15 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
 
     workspace = opened(settings)
     planned = make_plan(workspace).entries
-    chosen = chosen_entries(workspace, (entry,) if entry else ())
-    entries = [e for e in planned if e.entry in set(chosen)]
+    chosen = set(chosen_entries(workspace, (entry,) if entry else ()))
+    entries = [e for e in planned if e.entry in chosen]
+    if source:
+        found_source = source_of(workspace, entries, entry)
+        print_result(as_json, found_source, lambda found: found["source"])
+        return
+    if model:
+        print_result(as_json, ranks_json(ranks_of(entries, workspace.store)), ranks_text)
+        return
     if entry is None:
         print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))
         return

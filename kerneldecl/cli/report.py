@@ -13,12 +13,11 @@ from kerneldecl.cli.steps import Steps
 from kerneldecl.cli.summary import TRY_AGAIN
 from kerneldecl.cli.table import folded, table, wrapped
 from kerneldecl.diagnostics.units import amount, counted, duration
-from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial
+from kerneldecl.model import SPECIALIZE, Trial
 from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import EntryPlan
-from kerneldecl.store.results import Lowered
 from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
 SCHEMA = 1
@@ -131,9 +130,7 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
         return {**head, "tuned": False, "reason": _first_reason(entry), "candidates": [_verdict_json(trial) for trial in failed]}
     assert entry.lowered is not None, "what is tuned is lowered"
     lowered, tuned, chosen_by = entry.lowered, entry.tuned, timing_in_words(entry.arch.kind, entry.workload.timing)
-    # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
-    peaks = tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
-    roofline = _roofline(lowered, dataclasses.replace(entry.arch.device, **peaks))
+    roofline = roofline_of(entry)
     return {
         **head,
         "tuned": True,
@@ -165,9 +162,15 @@ class Roofline(NamedTuple):
     dram_bytes_per_s: float
 
 
-def _roofline(lowered: Lowered, device: Cpu | Gpu) -> Roofline:
-    peak = device.peak_flops_per_s(lowered.space.dtype)
-    return Roofline(lowered.flops, lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
+def roofline_of(entry: EntryPlan) -> Roofline:
+    """Return what bounds a tuned entry's kernel."""
+    assert entry.lowered is not None, "what is tuned is lowered"
+    assert entry.tuned is not None, "it is tuned"
+    # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
+    peaks = entry.tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
+    device = dataclasses.replace(entry.arch.device, **peaks)
+    peak = device.peak_flops_per_s(entry.lowered.space.dtype)
+    return Roofline(entry.lowered.flops, entry.lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
 
 
 def _first_reason(entry: EntryPlan) -> str:

@@ -153,6 +153,13 @@ def _scheduled(spec: Spec, mod: tvm.IRModule, candidate: Candidate, arch: Arch) 
     return kernels[int(dict(candidate.params)["variant"])]  # type: ignore[arg-type]  # it is a number
 
 
+def scheduled_winner(spec: Spec, candidate: Candidate, arch: Arch) -> tvm.IRModule:
+    """Return the module that a recorded winner gives."""
+    result = _scheduled(spec, _lowered(spec), candidate, arch)
+    assert result is not None, "a winner applies"
+    return result.mod
+
+
 def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
     """Return what an artifact holds of a candidate beside its object file: database lines or a traceless function, and the source."""
     mod, parsed = _lowered(spec), arch_from_json(arch)

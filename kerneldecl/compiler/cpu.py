@@ -92,12 +92,21 @@ def _as_lists(value: Value) -> Any:
 
 def compile_object(mod: tvm.IRModule, arch: Arch, symbol: str) -> bytes:
     """Return the object file that holds the scheduled `main` as an exported function named `symbol`."""
-    func = mod["main"].with_attr("global_symbol", symbol)
-    library = tvm.tirx.build(tvm.IRModule({symbol: func}), target=target_of(arch), pipeline=PIPELINE)
+    library = _library(mod, arch, symbol)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.o"
         library.write_to_file(str(path))
         return path.read_bytes()
+
+
+def assembly(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
+    """Return what `compile_object` compiles to, as assembly."""
+    return str(_library(mod, arch, symbol).inspect_source("asm"))
+
+
+def _library(mod: tvm.IRModule, arch: Arch, symbol: str) -> Any:
+    func = mod["main"].with_attr("global_symbol", symbol)
+    return tvm.tirx.build(tvm.IRModule({symbol: func}), target=target_of(arch), pipeline=PIPELINE)
 
 
 def _mixed_pipeline() -> Any:

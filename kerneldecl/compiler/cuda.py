@@ -77,6 +77,19 @@ class CudaObject:
     """Launches in order of execution."""
 
 
+@dataclass(frozen=True)
+class CudaProgram:
+    """The CUDA source of a function as nvcc gets it, and how its kernels are launched."""
+
+    source: str = field(repr=False)
+    arch: str
+    """The arch that the source is for, such as sm_90a."""
+    flags: tuple[str, ...]
+    """nvcc's flags, without the arch."""
+    host: Any = field(repr=False)
+    """Body of the host function that launches the kernels, as TIR."""
+
+
 def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: BlobStore) -> CudaObject:
     """Return the object that holds the scheduled `main` as an exported function named `symbol`.
 
@@ -95,6 +108,15 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: BlobS
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
     """Return the CUDA source of the scheduled `main`, before `compile_cuda_object` scalarizes its arrays; raise ValueError as that does."""
     return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch), arch)[1]
+
+
+def cuda_program(mod: tvm.IRModule, arch: Arch, symbol: str) -> CudaProgram:
+    """Return what `compile_cuda_object` compiles, before nvcc gets it; raise ValueError as that does."""
+    func = mod["main"].with_attr("global_symbol", symbol)
+    generated = _generated(func, symbol, arch)
+    source = _serialized(generated, arch)[1]
+    [host] = generated.hosts
+    return CudaProgram(nvcc.prepared(source if is_tirx(func) else scalarized(source)), generated.arch, _flags(func), host)
 
 
 def reworked(device: tvm.IRModule) -> tvm.IRModule:
@@ -124,6 +146,8 @@ class _Generated(NamedTuple):
     """Host code, with CUDA source imported."""
     arch: str
     """The arch that the source is for."""
+    hosts: tuple[Any, ...]
+    """Bodies of the host functions, as TIR."""
     calls: tuple[Call, ...]
     tensor_maps: tuple[str, ...]
     """Arguments of the host's calls that encode TMA descriptors."""
@@ -149,12 +173,12 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
             device = reworked(device)
             if supports_pdl(arch.the_gpu):
                 host, device = pdl_launches(host, arch.the_gpu), pdl_kernels(device, arch.the_gpu)
-        bodies = [each.body for each in host.functions.values()]
+        bodies = tuple(each.body for each in host.functions.values())
         calls = tuple(call for body in bodies for call in _calls(body))
         nan = any(gives_nan(carried(each, func)) for each in device.functions.values())
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
     tensor_maps = tuple(text for body in bodies for text in _tensor_maps(body))
-    return _Generated(library, str(device_target.attrs["arch"]), calls, tensor_maps, nan)
+    return _Generated(library, str(device_target.attrs["arch"]), bodies, calls, tensor_maps, nan)
 
 
 def _pass_config(func: Any) -> dict[str, bool]:

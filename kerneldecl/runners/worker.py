@@ -22,13 +22,14 @@ from typing import Any
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib is not imported yet
 # Each request names an action; the module that has it is imported when it is first requested.
 COMPILING = "kerneldecl.compiler.actions"
-_MEASURING = {
+_OTHERS = {
     "cpu": "kerneldecl.runners.cpu",
     "cuda": "kerneldecl.runners.cuda",
+    "export": "kerneldecl.export.actions",
     "model": "kerneldecl.deploy.actions",
     "policy": "kerneldecl.tuning.propose",
 }
-"""Modules with the actions that measure kernels, run models or ask policies, by a request's `device`; requests to compile name none."""
+"""Modules with the actions that measure kernels, export them, run models or ask policies, by `device`; requests to compile name none."""
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def _bound_memory(limit_bytes: int) -> None:
 
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     device = request.pop("device", None)
-    module = _imported(_MEASURING[device] if device else COMPILING)
+    module = _imported(_OTHERS[device] if device else COMPILING)
     action: Callable[..., dict[str, Any]] = getattr(module, request.pop("action"))
     try:
         return action(**request)

@@ -152,16 +152,38 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     Raise ToolchainError without a compiler for the arch, and ValueError with the compiler's message if the source is wrong
     or ptxas serialises its wgmma instructions. The content depends on source, arch, flags and nvcc's version alone.
     """
-    command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", "kernel.cubin", "kernel.cu"]
+    content, report = _compiled(source, arch, flags)
+    if loss := _LOSS.search(report):
+        raise ValueError(f"ptxas: {loss['message'].strip()}")
+    return Cubin(content, _usage(report))
+
+
+def compile_ptx(source: str, arch: str, flags: Sequence[str] = FLAGS) -> str:
+    """Return the PTX of CUDA C++, for reading; raise as `compile_cubin` does."""
+    content, _ = _compiled(source, arch, ["-ptx", *(flag for flag in flags if flag != "-cubin")])
+    return content.decode()
+
+
+def _compiled(source: str, arch: str, flags: Sequence[str]) -> tuple[bytes, str]:
+    """Return what nvcc makes of a source, and what it reports."""
+    command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", "kernel.out", "kernel.cu"]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "kernel.cu").write_text(prepared(source), encoding="utf-8")
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ValueError(f"nvcc: {last_words(result)}")
-        if loss := _LOSS.search(result.stderr):
-            raise ValueError(f"ptxas: {loss['message'].strip()}")
-        content = (Path(folder) / "kernel.cubin").read_bytes()
-    return Cubin(content, _usage(result.stderr))
+        return (Path(folder) / "kernel.out").read_bytes(), result.stderr
+
+
+def disassembled(cubin: bytes) -> str:
+    """Return the SASS of a cubin; raise ToolchainError where there is no nvdisasm."""
+    path = next(filter(None, (shutil.which("nvdisasm", path=str(place)) for place in _places())), None)
+    if path is None:
+        raise ToolchainError("no nvdisasm on PATH or beside nvcc; install a CUDA toolkit, or `pip install nvidia-cuda-nvdisasm`")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return _output(path, "-c", file.name)
 
 
 def prepared(source: str) -> str:

@@ -45,6 +45,14 @@ class Runner(Protocol):
         ...
 
 
+def spec_of(root: Path, cache: Path, workload: Workload, lowered: Lowered, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a worker needs to know of a workload to lower it and make its inputs; `shared` is the cache behind the store, if any."""
+    where = {"root": str(root), "cache": str(cache), **({"shared": shared} if shared else {})}
+    names = {**where, "rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field}
+    custom = {SPECIALIZE: workload.specialize} if workload.specialize else {}
+    return {**names, "computation": lowered.computation, **keys.named(lowered.names), **custom}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One workload to be tuned, with what planning found out about it."""
@@ -88,10 +96,7 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
-        where = {"root": str(self.root), "cache": str(self.cache), **({"shared": self.shared} if self.shared else {})}
-        names = {**where, "rule": self.workload.rule, "attrs": dict(self.workload.attrs), **self.workload.nan_field}
-        custom = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
-        return {**names, "computation": self.lowered.computation, **keys.named(self.lowered.names), **custom}
+        return spec_of(self.root, self.cache, self.workload, self.lowered, self.shared)
 
     @property
     def measured_spec(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import kerneldecl
 PACKAGE = Path(kerneldecl.__file__).parent
 MODULES = sorted(path for folder in (PACKAGE, PACKAGE.parent / "rules") for path in folder.rglob("*.py"))
 MOST_LINES, MOST_PARAMETERS = 60, 6
-KNOW_TVM = {"compiler", "templates", "rules", "relax", "runners", "dlight", "deploy", "torch"}
+KNOW_TVM = {"compiler", "templates", "rules", "relax", "runners", "dlight", "deploy", "export", "torch"}
 
 
 def name_of(path: Path) -> str:

@@ -1,0 +1,131 @@
+"""Owns the command `export`: an entry's winner as source that programs compile without TVM, or as machine code to read.
+
+Knows nothing of TVM: a worker process makes the text from the entry's record.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kerneldecl.cli.options import Settings, chosen_entries, opened
+from kerneldecl.diagnostics.units import duration
+from kerneldecl.errors import TuningError, printable_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kerneldecl.planning.plan import EntryPlan
+    from kerneldecl.planning.workspace import Workspace
+
+FORMATS = {"cuda": ("cuda", "ptx", "cubin", "sass"), "cpu": ("c", "asm")}
+"""Formats by kind of arch; the first is that which is meant where none is given."""
+_LIMIT_SECS = 300.0
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@click.command()
+@click.argument("entry")
+@click.option("--format", "form", type=click.Choice([each for forms in FORMATS.values() for each in forms]), help="What to write.")
+@click.option("--name", help="Name of the function; by default the entry's, in letters that C++ allows.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; by default standard output.")
+@click.pass_obj
+def export(settings: Settings, entry: str, form: str | None, name: str | None, output: Path | None) -> None:
+    """Write a tuned entry as source that needs no TVM: a CUDA or C++ header with one function. Needs its record, and no GPU."""
+    from kerneldecl.stages.session import make_plan
+
+    if name is not None and not _NAME.fullmatch(name):
+        raise click.UsageError(f"--name {name!r} is no name in C++")
+    if form == "cubin" and output is None:
+        raise click.UsageError("a cubin is no text: name a file with -o")
+    workspace = opened(settings)
+    chosen = set(chosen_entries(workspace, (entry,)))
+    planned = only([each for each in make_plan(workspace).entries if each.entry in chosen], entry)
+    answer = exported(workspace, planned, form or FORMATS[planned.arch.kind][0], name or function_name(planned.workload.name))
+    content = answer["text"].encode() if "text" in answer else base64.b64decode(answer["base64"])
+    if output is None:
+        print(printable_lines(content.decode()), end="")
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_bytes(content)
+        print(f"wrote {output}")
+
+
+def only(entries: Sequence[EntryPlan], pattern: str) -> EntryPlan:
+    """Return the one entry that a pattern has selected; raise UsageError where it has selected several."""
+    if len(entries) > 1:
+        names = ", ".join(each.entry for each in entries[:5])
+        raise click.UsageError(f"{pattern} selects {len(entries)} entries, and one is exported at a time: {names}")
+    return entries[0]
+
+
+def source_of(workspace: Workspace, entries: Sequence[EntryPlan], pattern: str | None) -> dict[str, str]:
+    """Return the source of the one entry that is selected, as its first format has it."""
+    if pattern is None:
+        raise click.UsageError("--source shows one entry: name it")
+    entry = only(entries, pattern)
+    form = FORMATS[entry.arch.kind][0]
+    return {"entry": entry.entry, "format": form, "source": exported(workspace, entry, form, function_name(entry.workload.name))["text"]}
+
+
+def function_name(name: str) -> str:
+    """Return an entry's name in letters that C++ allows: `projection[m=128]` is projection_m_128."""
+    legal = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+    return legal if _NAME.fullmatch(legal) else f"kernel_{legal}"
+
+
+def exported(workspace: Workspace, entry: EntryPlan, form: str, name: str) -> dict[str, str]:
+    """Return what a worker makes of an entry's winner; raise TuningError where it has none, or has no such form."""
+    from kerneldecl.runners.process import Worker
+    from kerneldecl.serial import to_json
+    from kerneldecl.tuning.task import spec_of
+
+    if entry.lowered is None or entry.tuned is None:
+        raise TuningError(f"{entry.entry} is not tuned: run `kerneldecl build {entry.entry}` first")
+    if form not in FORMATS[entry.arch.kind]:
+        raise click.UsageError(f"{entry.entry} is for {entry.arch.name}: its formats are {', '.join(FORMATS[entry.arch.kind])}")
+    asked = {"format": form, "name": name, "about": about(entry), "figures": figures(entry), "signature": entry.lowered.signature}
+    request = {"device": "export", "action": "export", "candidate": entry.tuned.winner.to_json(), "arch": to_json(entry.arch)}
+    spec = spec_of(workspace.root, workspace.cache, entry.workload, entry.lowered, {})
+    worker = Worker({}, folder=workspace.root)
+    try:
+        answer = worker.call({**request, "spec": spec, "asked": asked}, _LIMIT_SECS)
+    finally:
+        worker.stop()
+    if "failure" in answer:
+        raise TuningError(f"{entry.entry} cannot be exported: {answer['failure']}")
+    return answer
+
+
+def about(entry: EntryPlan) -> list[str]:
+    """Return lines that say where a kernel is from."""
+    from kerneldecl import __version__
+
+    assert entry.tuned is not None, "what is exported is tuned"
+    attrs = ", ".join(f"{name}={value}" for name, value in entry.workload.attrs)
+    time = f"{duration(entry.tuned.run_secs)} {'measured' if entry.tuned.is_measured else 'expected'}"
+    return [
+        f"{entry.entry}: rule {entry.workload.rule}, {attrs}",
+        f"{entry.tuned.winner}, {time}; record {entry.tuned.key[:16]}",
+        f"Exported by kerneldecl {__version__}; do not edit.",
+    ]
+
+
+def figures(entry: EntryPlan) -> dict[str, float]:
+    """Return the work of a call, the least time that the device's peak and bandwidth allow, and the record's time."""
+    from kerneldecl.cli.report import roofline_of
+
+    assert entry.lowered is not None, "what is exported is tuned"
+    assert entry.tuned is not None, "what is exported is tuned"
+    roofline = roofline_of(entry)
+    least_secs = max(roofline.flops / roofline.peak_flops_per_s, roofline.least_bytes / roofline.dram_bytes_per_s)
+    return {
+        "flops": roofline.flops,
+        "least_bytes": roofline.least_bytes,
+        "least_secs": float(f"{least_secs:.4g}"),
+        "recorded_secs": entry.tuned.run_secs,
+    }

@@ -1,0 +1,40 @@
+"""Owns the arguments of exported functions: inputs, then outputs, as the rule has them.
+
+Knows nothing of languages' types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+_TAKEN = """
+alignas auto bool break case catch char class const default delete do double else enum error explicit export extern false float for friend
+goto if inline int long namespace new operator own private protected public register return short signed sizeof static stream struct switch
+template this throw true try typedef typename union unsigned using virtual void volatile while workspace
+"""
+"""Words of C++, and names that the headers' functions use."""
+
+
+class Argument(NamedTuple):
+    """An argument of an exported function: a row-major array without gaps."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_output: bool
+
+
+def arguments_of(signature: Mapping[str, Any]) -> tuple[Argument, ...]:
+    """Return the arguments of a signature (inputs and outputs, each with name, shape and dtype), by names that C++ allows."""
+    listed = [(each, False) for each in signature["inputs"]] + [(each, True) for each in signature["outputs"]]
+    return tuple(Argument(_legal(each["name"]), tuple(each["shape"]), each["dtype"], is_output) for each, is_output in listed)
+
+
+def _legal(name: str) -> str:
+    return f"{name}_" if name in _TAKEN.split() else name
+
+
+def shapes_of(arguments: Sequence[Argument]) -> list[str]:
+    """Return a line for each argument: name, dtype and shape."""
+    return [f"  {each.name}: {each.dtype}[{', '.join(map(str, each.shape))}]{', written' if each.is_output else ''}" for each in arguments]
