@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kerneldecl.errors import TuningError
 
@@ -38,6 +38,34 @@ class Signature:
         return self.inputs + self.outputs
 
 
+Budget = tuple[tuple[str, float], ...]
+"""Limits of a search, sorted by name: `trials`, `seconds`, and `stop_at`, the share of the device's peak at which it ends."""
+BUDGET = ("trials", "seconds", "stop_at")
+Options = tuple[tuple[str, Value], ...]
+"""Options of a tuner as they are declared, sorted by name."""
+Policy = str | tuple[str | tuple[str, Options], ...]
+"""What an entry's `policy` holds: a name, or several, each alone or with its options."""
+
+
+class PolicyUse(NamedTuple):
+    """One policy that an entry asks, and with what."""
+
+    name: str
+    options: Options = ()
+
+    @property
+    def budget(self) -> Budget:
+        """What this policy alone may take."""
+        return tuple((name, float(value)) for name, value in self.options if name in BUDGET and not isinstance(value, str | tuple))
+
+
+def uses(policy: Policy) -> tuple[PolicyUse, ...]:
+    """Return the policies that a declared one names, in order."""
+    if isinstance(policy, str):
+        return (PolicyUse(policy),)
+    return tuple(PolicyUse(item) if isinstance(item, str) else PolicyUse(*item) for item in policy)
+
+
 MOST_TOLERANCE = 1.0
 """Relative error from which on a kernel that writes zeros would pass."""
 
@@ -52,7 +80,7 @@ class Workload:
     rule: str
     attrs: tuple[tuple[str, Value], ...]
     """Every attribute of the rule, defaults filled in, sorted by name."""
-    policy: str
+    policy: Policy
     top_k: int
     tolerance: float | None
     """Relative error allowed, or None for the rule's own."""
@@ -65,6 +93,13 @@ class Workload:
     """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
     nan: str = ""
     """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
+    budget: Budget = ()
+    """What the whole search may take."""
+
+    @property
+    def policies(self) -> tuple[PolicyUse, ...]:
+        """The policies that are asked, one after the other."""
+        return uses(self.policy)
 
     @property
     def nan_field(self) -> Mapping[str, str]:

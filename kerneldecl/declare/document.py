@@ -31,7 +31,6 @@ from kerneldecl.declare.toml_keys import (
     missing_keys,
     settings,
     unknown_keys,
-    unknown_settings,
     wrong_values,
 )
 from kerneldecl.declare.workload_table import Scope, expand_table
@@ -77,7 +76,7 @@ def declare(root: Path, content: bytes | None = None) -> Declaration:
     tables = _workload_tables(document)
     lines = line_numbers.array_lines(text, "workload", len(tables))
     scope = scope_of(root, document)
-    findings = list(_document_findings(document, root))
+    findings = list(_document_findings(document, root, scope))
     expansions = [expand_table(table, scope, line) for table, line in zip(tables, lines, strict=True)]
     for position, expansion in enumerate(expansions):
         findings += (finding.below(("workload", position)) for finding in expansion.findings)
@@ -155,7 +154,12 @@ def scope_of(root: Path, document: Document) -> Scope:
         policies=plugin_names("policies", root),
         rules=plugin_names("rules", root),
         defaults=settings(defaults, Settings(targets)),
+        archs={name: table["arch"] for name, table in _table(document, "target").items() if _has_arch(table)},
     )
+
+
+def _has_arch(table: object) -> bool:
+    return isinstance(table, dict) and isinstance(table.get("arch"), str)
 
 
 def _read(root: Path) -> bytes:
@@ -181,7 +185,7 @@ def _workload_tables(document: Document) -> list[Document]:
     return [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
 
 
-def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
+def _document_findings(document: Document, root: Path, scope: Scope) -> Iterator[Finding]:
     """Yield every mistake outside the `[[workload]]` tables."""
     unknown_top = list(unknown_keys(document, _TOP))
     yield from unknown_top
@@ -191,7 +195,7 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
     yield from _table_findings(document, ("limits",), LIMITS)
     yield from _cache_findings(document)
     yield from _target_findings(document, root)
-    found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugin_names("policies", root))
+    found = scope.settings_findings(_table(document, "defaults"))
     yield from (finding.below(("defaults",), "[defaults]") for finding in found)
     tables = document.get("workload", [])
     if not isinstance(tables, list) or len(_workload_tables(document)) < len(tables):

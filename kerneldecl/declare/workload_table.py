@@ -6,12 +6,13 @@ Knows nothing of the rest of the document, nor of the line of the table.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
+from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -22,14 +23,14 @@ from kerneldecl.declare.toml_keys import (
     is_name,
     missing_keys,
     settings,
-    unknown_settings,
+    unknown_targets,
     wrong_values,
 )
 from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import Value, Workload
+from kerneldecl.model import Policy, Value, Workload
 from kerneldecl.plugins.check import specialize_problem
-from kerneldecl.plugins.load import blamed
+from kerneldecl.plugins.load import blamed, kind_of
 
 MOST_FINDINGS = 100
 """Mistakes of a kind that are reported of one table: who has made more has made one mistake many times."""
@@ -45,7 +46,11 @@ class Scope:
     policies: tuple[str, ...]
     rules: tuple[str, ...]
     defaults: Settings
+    archs: Mapping[str, str] = field(default_factory=dict)
+    """Arch of each target."""
     loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
+    fits: dict[tuple[Policy, str], tuple[Finding, ...]] = field(default_factory=dict, compare=False)
+    """What is wrong with a policy for a target, as far as anybody has asked."""
 
     def rule(self, name: str) -> RuleAttributes | DeclarationError:
         """Return a rule's attributes, or why there are none; a broken rule is imported once."""
@@ -55,6 +60,28 @@ class Scope:
             except DeclarationError as error:
                 self.loaded[name] = error
         return self.loaded[name]
+
+    def settings_findings(self, table: Attrs) -> Iterator[Finding]:
+        """Yield the targets and policies of a table that do not exist, and the mistakes of policies and of a budget."""
+        yield from unknown_targets(table, self.targets)
+        if "budget" in table:
+            yield from budget_findings(table["budget"])
+        if "policy" in table:
+            yield from policy_findings(table["policy"], self.root, self.policies)
+
+    def kind_findings(self, chosen: Settings) -> Iterator[Finding]:
+        """Yield the policies of an entry that are not for the arch of one of its targets."""
+        for target in (target for target in chosen.targets if target in self.archs):
+            if (chosen.policy, target) not in self.fits:
+                self.fits[chosen.policy, target] = tuple(self._kind_findings(chosen.policy, target))
+            yield from self.fits[chosen.policy, target]
+
+    def _kind_findings(self, policy: Policy, target: str) -> Iterator[Finding]:
+        try:
+            kind = kind_of(self.root, self.archs[target])
+        except DeclarationError:
+            return  # reported where the target is declared
+        yield from kind_findings(policy, self.root, self.policies, {target: kind})
 
 
 @dataclass(frozen=True)
@@ -69,7 +96,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     """Return the workloads of one table: the last list's values change fastest, the targets of an entry follow each other."""
     findings = [*missing_keys(table, _REQUIRED), *wrong_values(table, WORKLOAD)]
     cases_are_right = not any(finding.path == ("cases",) for finding in findings)
-    findings += unknown_settings(table, scope.targets, scope.policies)
+    findings += scope.settings_findings(table)
     findings += _specialize_findings(table.get("specialize"), scope.root)
     rule = _rule(table, scope, findings)
     if rule is None or not cases_are_right:
@@ -85,6 +112,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if findings:
         return _wrong(findings, table)
     chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
+    findings += scope.kind_findings(chosen)
     workloads: list[Workload] = []
     for name, attrs in combinations(table["name"], axes, items):
         instance = _values(rule, values | attrs, name, scope.root, findings)
@@ -101,6 +129,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 line=line,
                 generation=table.get("generation", 0),
                 specialize=table.get("specialize", ""),
+                budget=chosen.budget,
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
             )
             for target in chosen.targets

@@ -20,7 +20,7 @@ from kerneldecl.planning.sources import Named
 from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.find import shown_in
 from kerneldecl.plugins.load import load_arch, load_rule
-from kerneldecl.plugins.policy_order import policies_behind
+from kerneldecl.plugins.policy_order import is_tuner, policies_behind, ranking_policies
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
@@ -103,12 +103,16 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
-    kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
+    kinds: set[tuple[str, str]] = {(use.name, archs[w.target].kind) for w in declaration.workloads for use in w.policies}
     policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
+    tuners = frozenset(policy for policy, _ in kinds if is_tuner(root, policy))
+    # A tuner's list depends on the policies whose space it searches.
+    searched = {chosen: ranking_policies(root, *chosen) if chosen[0] in tuners else () for chosen in policies}
+    keyed = {chosen: (*behind, *searched[chosen]) for chosen, behind in policies.items()}
     of_rules: Imports = {}
     rules = {name: plugin_files("rules", root, name, of_rules) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
-    plugins = {chosen: _policy_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
+    plugins = {chosen: _policy_files(root, several) for chosen, several in keyed.items() if digests[chosen] is None}
     found = {
         chosen: {name: noted(files_digest(root, files), files) for name, files in several.items()} for chosen, several in plugins.items()
     }
@@ -131,6 +135,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
         template=template,
+        tuners=tuners,
         specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.

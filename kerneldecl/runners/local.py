@@ -38,6 +38,7 @@ _LIMITED_BY = {
     "specialize": "build_secs",
     "propose": "propose_secs",
     "propose_next": "propose_secs",
+    "ask": "propose_secs",
     "prepare": "prepare_secs",
     "prepare_next": "prepare_secs",
     "verify": "verify_secs",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kerneldecl.errors import TuningError
 from kerneldecl.model import SPECIALIZE, Candidate, Proposal, Trial
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import groups_from_json
+from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.measure import Preparation, known, measure, recall, verify
 from kerneldecl.tuning.race import ranking
@@ -41,6 +42,7 @@ class Built(NamedTuple):
 
     policy: str
     built: tuple[Trial, ...]
+    turn: int = 0
 
 
 class Outcome(NamedTuple):
@@ -54,29 +56,77 @@ class Outcome(NamedTuple):
     """The policy that proposed the winner; empty where there is none."""
 
 
-def search(
-    rounds: Iterable[tuple[str, Sequence[Item]]],
-    evaluate: Callable[[Sequence[Item]], list[Trial] | None],
-    propose_next: Callable[[str, Sequence[Trial]], Sequence[Item]] = lambda *_: (),
-) -> Outcome | None:
-    """Evaluate candidates until a policy has one that passes verification; return what became of all.
+class Round(NamedTuple):
+    """One policy's part of a search."""
 
-    `rounds` gives each policy with its first candidates. A policy that searches is asked again with its trials, by `propose_next`,
-    until it proposes nothing more. Return None as soon as `evaluate` does: it cannot tell.
+    policy: str
+    first: Sequence[Any]
+    """What it proposes without knowing any measurement."""
+    turn: int = 0
+    """Place in the entry's list: of the policies of one turn, the first that has a right candidate decides; every turn is taken."""
+    searches: bool = False
+    """Whether it is asked again with what was measured."""
+    allowance: Allowance | None = None
+    """What its own budget leaves; None without one."""
+
+
+def search(
+    rounds: Iterable[Round],
+    evaluate: Callable[[Sequence[Item]], list[Trial] | None],
+    propose_next: Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Item]] = lambda *_: (),
+    allowance: Allowance | None = None,
+) -> Outcome | None:
+    """Evaluate candidates until each turn has one that passes verification; return what became of all.
+
+    A policy that searches is asked again by `propose_next`, which gets the trials of others and the policy's own, until it proposes
+    nothing new or a budget is spent. Return None as soon as `evaluate` does: it cannot tell.
     """
+    passed: list[Trial] = []
     failed: list[Trial] = []
-    for policy, first in rounds:
-        trials, candidates = list[Trial](), first
-        while candidates:
-            evaluated = evaluate(candidates)
-            if evaluated is None:
-                return None
-            trials += evaluated
-            candidates = propose_next(policy, trials)
+    proposed_by: dict[Candidate, str] = {}
+    done_turn = -1
+    for part in rounds:
+        if part.turn == done_turn:
+            continue
+        limits = [each for each in (part.allowance, allowance) if each]
+        trials = _searched(part, limits, [*passed, *failed], evaluate, propose_next)
+        if trials is None:
+            return None
+        new = [trial for trial in trials if trial.candidate not in proposed_by]
+        proposed_by |= {trial.candidate: part.policy for trial in new}
         if any(trial.samples for trial in trials):
-            return Outcome(*ranking([*trials, *failed]), policy)
-        failed += trials
-    return Outcome(failed, 0, "")
+            passed += new
+            done_turn = part.turn
+        else:
+            failed += new
+    trials, tied = ranking([*passed, *failed])
+    return Outcome(trials, tied, proposed_by[trials[0].candidate] if passed and trials[0].samples else "")
+
+
+def _searched(
+    part: Round,
+    limits: Sequence[Allowance],
+    others: Sequence[Trial],
+    evaluate: Callable[[Sequence[Item]], list[Trial] | None],
+    propose_next: Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Item]],
+) -> list[Trial] | None:
+    """Return the trials of one policy; None where `evaluate` cannot tell."""
+    trials: list[Trial] = []
+    waiting: Sequence[Any] = part.first or propose_next(part, others, trials)
+    while waiting:
+        admitted = waiting
+        for limit in limits:
+            admitted = limit.admitted(admitted)
+        if not admitted:
+            break
+        evaluated = evaluate(admitted)
+        if evaluated is None:
+            return None
+        for limit in limits:
+            limit.note(evaluated)
+        trials += evaluated
+        waiting = waiting[len(admitted) :] or propose_next(part, others, trials)
+    return trials
 
 
 def tune(
@@ -109,7 +159,8 @@ def tune(
         found = {trial.candidate: trial for trial in repeated}
         return [found.get(trial.candidate, trial) for trial in trials]
 
-    outcome = search(_first_proposals(task), _with_known(task, evaluate), _asking_next(task, runner))
+    allowance = Allowance(task.workload.budget, least_secs(task)) if task.workload.budget else None
+    outcome = search(_rounds(task), _with_known(task, evaluate), _asking_next(task, runner), allowance)
     assert outcome is not None, "a measurement is never unknown"
     return _with_verified_winner(task, _with_own_code(task, outcome, runner), runner, store)
 
@@ -171,7 +222,7 @@ def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, 
                 break
         return [*trials, *(Trial(proposal.candidate, proposal.predicted_secs) for proposal in proposals[len(trials) :])]
 
-    outcome = search(_first_proposals(task), _with_known(task, evaluate), lambda *_: ())
+    outcome = search(_rounds(task), _with_known(task, evaluate))
     assert outcome is not None, "what is not known is left open"
     if outcome.policy:
         return _with_own_code(task, outcome, runner)
@@ -182,15 +233,17 @@ def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, 
 
 def request_first(task: Task, runner: Runner) -> Answers | None:
     """Have built what is proposed first and not known, and return the answers to come; None where nothing is."""
-    first = next((proposals for _, proposals in _first_proposals(task)), ())
+    if task.workload.budget:
+        return None  # not all of them may be built
+    first = next((part.first for part in _rounds(task)), ())
     unknown = [proposal for proposal in first if proposal.candidate not in task.known]
     return _requested(task, unknown, runner) if unknown else None
 
 
 def groups(task: Task, runner: Runner, on_progress: OnProgress) -> Iterator[Built]:
     """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
-    for policy, proposals in _first_proposals(task):
-        yield Built(policy, tuple(build_all(task, proposals, runner, on_progress)))
+    for policy, proposals, turn in _first_proposals(task, runner):
+        yield Built(policy, tuple(build_all(task, proposals, runner, on_progress)), turn)
 
 
 def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
@@ -199,7 +252,7 @@ def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
     Candidates behind the winner are not built.
     """
     failed: list[Trial] = []
-    for policy, proposals in _first_proposals(task):
+    for policy, proposals, _ in _first_proposals(task, runner):
         built: list[Trial] = []
         for start in range(0, len(proposals), BUILT_AT_ONCE):
             built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, on_progress)
@@ -227,37 +280,52 @@ def why_no_winner(trials: Sequence[Trial]) -> str:
     return f"none of {len(trials)} candidates passed: {'; '.join(reasons[:3])}"
 
 
-def _first_proposals(task: Task) -> Iterator[tuple[str, tuple[Proposal, ...]]]:
-    """Yield each policy that proposes anything, with what it proposes without knowing any measurement.
+def _rounds(task: Task) -> Iterator[Round]:
+    """Yield each policy that proposes or searches anything, with what it proposes without knowing any measurement.
 
     The user's custom kernels stand behind what the first one proposes: none of them is linked for want of a measurement.
     """
     custom = _custom_kernels(task)
     for group in task.groups:
-        yield group.policy, (*group.proposals, *custom)
+        allowance = Allowance(group.budget, least_secs(task)) if group.budget else None
+        yield Round(group.policy, (*group.proposals, *custom), group.turn, group.searches, allowance)
         custom = ()
     if custom:
-        yield SPECIALIZE, custom
+        yield Round(SPECIALIZE, custom)
+
+
+def _first_proposals(task: Task, runner: Runner) -> Iterator[tuple[str, tuple[Proposal, ...], int]]:
+    """Yield each policy with what it proposes without knowing any measurement, and its turn; a tuner is asked for that."""
+    ask = _asking_next(task, runner)
+    for part in _rounds(task):
+        if first := tuple(part.first or ask(part, (), ())):
+            yield part.policy, first, part.turn
+
+
+def least_secs(task: Task) -> float:
+    """Return the seconds that no kernel of the task can be faster than: its arithmetic or its traffic at the device's peak."""
+    lowered, device = task.lowered, task.arch.device
+    return max(lowered.flops / device.peak_flops_per_s(lowered.space.dtype), lowered.least_bytes / device.dram_bytes_per_s)
 
 
 def _custom_kernels(task: Task) -> tuple[Proposal, ...]:
     """Return the user's custom kernels, each with the time that none can be faster than: no model knows more of them."""
     if not task.variants:
         return ()
-    lowered, device = task.lowered, task.arch.device
-    least_secs = max(lowered.flops / device.peak_flops_per_s(lowered.space.dtype), lowered.least_bytes / device.dram_bytes_per_s)
-    return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least_secs) for variant in range(task.variants))
+    least = least_secs(task)
+    return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least) for variant in range(task.variants))
 
 
-def _asking_next(task: Task, runner: Runner) -> Callable[[str, Sequence[Trial]], Sequence[Proposal]]:
-    """Return what asks a policy that searches for more, given its own trials; it gets nothing from one that does not search."""
-    searching = {group.policy for group in task.groups if group.searches}
+def _asking_next(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Proposal]]:
+    """Return what asks a policy that searches for more, given others' trials and its own; it gets nothing from one that does not."""
+    options = {group.policy: group.options for group in task.groups}
 
-    def next_proposals(policy: str, trials: Sequence[Trial]) -> tuple[Proposal, ...]:
-        if policy not in searching:
+    def next_proposals(part: Round, others: Sequence[Trial], trials: Sequence[Trial]) -> tuple[Proposal, ...]:
+        if not part.searches:
             return ()
-        own = [trial for trial in trials if trial.candidate.template != SPECIALIZE]
-        answer = runner.measure(task.next_request(policy, own), PROPOSE_SECS)
+        seen = [*others, *trials] if options[part.policy] else trials
+        own = [trial for trial in seen if trial.candidate.template != SPECIALIZE]
+        answer = runner.measure(task.next_request(part.policy, options[part.policy], own), PROPOSE_SECS)
         if "failure" in answer:
             raise TuningError(f"{task.workload.entry}: {answer['failure']}")
         return tuple(proposal for group in groups_from_json(answer) for proposal in group.proposals)

@@ -102,11 +102,13 @@ class Task:
     def specialize_request(self) -> dict[str, Any]:
         return {"action": "specialize", "spec": self.spec, "arch": to_json(self.arch)}
 
-    def next_request(self, policy: str, trials: Sequence[Trial]) -> dict[str, Any]:
+    def next_request(self, policy: str, options: str, trials: Sequence[Trial]) -> dict[str, Any]:
+        """Return the request that asks a policy that searches; a tuner has options."""
         asked = {"space": self.lowered.space_json, "arch": to_json(self.arch), "top_k": self.workload.top_k}
         found = [trial_to_json(trial) for trial in trials]
         where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
-        return {"action": "propose_next", **where, "asked": asked, "trials": found}
+        action = {"action": "ask", "options": options} if options else {"action": "propose_next"}
+        return {**action, **where, "asked": asked, "trials": found}
 
     def build_request(self, candidate: Candidate, *, force: bool = False) -> dict[str, Any]:
         where = {"arch": to_json(self.build_archs.get(candidate, self.arch)), "toolchain": dict(self.toolchain), "folder": str(self.folder)}

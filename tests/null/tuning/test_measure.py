@@ -20,7 +20,7 @@ from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
-from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
+from kerneldecl.store.results import Lowered, Proposed, groups_from_json, groups_to_json
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on, verify
 from kerneldecl.tuning.task import Task
@@ -152,7 +152,8 @@ def test_one_whose_results_differ_from_call_to_call_fails(tmp_path: Path) -> Non
     assert done["b"].samples
 
 
-TWO = groups_from_json(groups_to_json([("any", [search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")], False)]))
+PROPOSED = [search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")]
+TWO = groups_from_json(groups_to_json([Proposed("any", PROPOSED, searches=False)]))
 
 
 @pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
