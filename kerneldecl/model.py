@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from kerneldecl.errors import TuningError
+from kerneldecl.limits import Budget
 
 Scalar = bool | int | float | str
 Value = Scalar | tuple["Value", ...]
@@ -38,9 +39,6 @@ class Signature:
         return self.inputs + self.outputs
 
 
-Budget = tuple[tuple[str, float], ...]
-"""Limits of a search, sorted by name: `trials`, `seconds`, and `stop_at`, the share of the device's peak at which it ends."""
-BUDGET = ("trials", "seconds", "stop_at")
 Options = tuple[tuple[str, Value], ...]
 """Options of a tuner as they are declared, sorted by name."""
 Policy = str | tuple[str | tuple[str, Options], ...]
@@ -53,21 +51,12 @@ class PolicyUse(NamedTuple):
     name: str
     options: Options = ()
 
-    @property
-    def budget(self) -> Budget:
-        """What this policy alone may take."""
-        return tuple((name, float(value)) for name, value in self.options if name in BUDGET and not isinstance(value, str | tuple))
-
 
 def uses(policy: Policy) -> tuple[PolicyUse, ...]:
     """Return the policies that a declared one names, in order."""
     if isinstance(policy, str):
         return (PolicyUse(policy),)
     return tuple(PolicyUse(item) if isinstance(item, str) else PolicyUse(*item) for item in policy)
-
-
-MOST_TOLERANCE = 1.0
-"""Relative error from which on a kernel that writes zeros would pass."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +84,6 @@ class Workload:
     """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
     budget: Budget = ()
     """What the whole search may take."""
-
-    @property
-    def policies(self) -> tuple[PolicyUse, ...]:
-        """The policies that are asked, one after the other."""
-        return uses(self.policy)
 
     @property
     def nan_field(self) -> Mapping[str, str]:
@@ -313,26 +297,6 @@ class IterSpace:
         """Return what the first input is read as: the dtype that a peak of arithmetic is asked for."""
         reads = (read for block in self.blocks for read in block.reads)
         return next((read.dtype for read in reads if read.operand in self.inputs[:1]), "float32")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a request to a worker may use: seconds by what it does, memory, output. No result depends on them."""
-
-    build_secs: float = 60.0
-    """Of lowering a rule, and of building one candidate."""
-    propose_secs: float = 20.0
-    """Of asking a policy for the candidates of one entry."""
-    prepare_secs: float = 120.0
-    """Of making an entry's inputs and reference."""
-    verify_secs: float = 20.0
-    """Of one candidate's verification."""
-    sample_secs: float = 120.0
-    """Of one sample of a candidate's time."""
-    memory_gib: float = 0.0
-    """Private memory of a process; 0: three quarters of the machine's."""
-    output_mib: float = 256.0
-    """What a request may print, and its answer."""
 
 
 SPECIALIZE = "specialize"

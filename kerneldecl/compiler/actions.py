@@ -26,7 +26,8 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import MOST_TOLERANCE, SPECIALIZE, Arch, Candidate, dtype_bytes
+from kerneldecl.limits import MOST_TOLERANCE
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points

@@ -37,7 +37,8 @@ from kerneldecl.declare.workload_table import Scope, expand_table
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.model import Limits, Workload
+from kerneldecl.limits import Limits
+from kerneldecl.model import Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerneldecl.declare.toml_keys import Key
-from kerneldecl.model import Limits
+from kerneldecl.limits import Limits
 
 _SUMMARIES = {
     "build_secs": "Seconds to lower a rule or to build a candidate",

@@ -16,7 +16,8 @@ from kerneldecl.declare.rule_attributes import Attribute, attributes_of
 from kerneldecl.declare.toml_keys import Finding, Key, is_policy
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.model import BUDGET, Policy, Value, uses
+from kerneldecl.limits import BUDGET
+from kerneldecl.model import Policy, Value, uses
 from kerneldecl.plugins.find import displayed, plugin_file
 from kerneldecl.plugins.load import blamed, load_module
 from kerneldecl.plugins.policy_order import is_tuner, why_not_for

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kerneldecl.model import Budget, Options, Policy, Value, frozen
+from kerneldecl.limits import Budget
+from kerneldecl.model import Options, Policy, Value, frozen
 
 Item = str | Mapping[str, Any]
 

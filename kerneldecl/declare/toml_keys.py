@@ -14,7 +14,8 @@ from kerneldecl.declare.policy_values import budget_of, policy_of
 from kerneldecl.diagnostics.line_numbers import Path
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import Problem
-from kerneldecl.model import MOST_TOLERANCE, Budget, Policy
+from kerneldecl.limits import MOST_TOLERANCE, Budget
+from kerneldecl.model import Policy
 from kerneldecl.toolchain.versions import PINS
 
 FILE = "workloads.toml"
@@ -105,6 +106,9 @@ _NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _NAMES_SCHEMA = {"type": "array", "items": _NAME_SCHEMA, "uniqueItems": True}
 
 
+_POLICY_ITEMS = [_NAME_SCHEMA, {"type": "object", "properties": {"name": _NAME_SCHEMA}, "required": ["name"]}]
+
+
 def name_key(summary: str) -> Key:
     return Key(is_name, f"a name of {_LETTERS}", _NAME_SCHEMA, summary)
 
@@ -126,13 +130,13 @@ SETTINGS: Mapping[str, Key] = {
     "policy": Key(
         is_policy,
         f"a name of {_LETTERS}, a table with a name and options, or a list of them",
-        {"type": "string"},
+        {"anyOf": [*_POLICY_ITEMS, {"type": "array", "minItems": 1, "items": {"anyOf": _POLICY_ITEMS}}]},
         "Policy that proposes candidates, or several: what one has measured starts the next.",
     ),
     "budget": Key(
         lambda value: isinstance(value, dict) and bool(value),
         "a table such as { trials = 200, seconds = 60, stop_at = 0.95 }",
-        {"type": "object"},
+        {"type": "object", "minProperties": 1},
         "What the search of an entry may take.",
     ),
     "top_k": Key(

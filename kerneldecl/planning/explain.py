@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.model import BUDGET, SPECIALIZE, Arch, Workload
+from kerneldecl.limits import BUDGET
+from kerneldecl.model import SPECIALIZE, Arch, Workload, uses
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import Before, EntryPlan, Inputs, Manifests, link_parts
@@ -146,7 +147,7 @@ def _stated(workload: Workload, arch: Arch, line: Line) -> Cause:
     if head == "files":
         return Cause(str(dict(workload.attrs).get(rest, rest)), "its content")
     if head == "policies":
-        asking = ", ".join(use.name for use in workload.policies)
+        asking = ", ".join(use.name for use in uses(workload.policy))
         return Cause(f"policies of {asking}", f"{rest} is asked" if new else f"{rest} is asked no more")
     if name == f"templates.{SPECIALIZE}":
         return Cause(DECLARED, SPECIALIZE, *(None if value is None else "there" for value in (old, new)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kerneldecl.model import SPECIALIZE, Arch, Options, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Options, Workload, uses
 from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subject
 from kerneldecl.planning.causes import Cause
 from kerneldecl.store import keys
@@ -192,13 +192,15 @@ def _files(workload: Workload, inputs: Inputs) -> dict[str, str]:
 
 def _propose_manifest(workload: Workload, lowered: Lowered, inputs: Inputs) -> str:
     arch = inputs.archs[workload.target]
-    digests = [inputs.plugins[use.name, arch.kind] for use in workload.policies]
+    digests = [inputs.plugins[use.name, arch.kind] for use in uses(workload.policy)]
     policies = digests[0] if len(digests) == 1 else {name: found for several in digests for name, found in several.items()}
     return keys.propose_manifest(lowered.computation, arch, workload.top_k, policies, workload.policy)
 
 
 def _asked(workload: Workload, inputs: Inputs, kind: str) -> tuple[Asked, ...]:
-    return tuple(Asked(inputs.policies[use.name, kind], use.options if use.name in inputs.tuners else None) for use in workload.policies)
+    return tuple(
+        Asked(inputs.policies[use.name, kind], use.options if use.name in inputs.tuners else None) for use in uses(workload.policy)
+    )
 
 
 class Searched(NamedTuple):

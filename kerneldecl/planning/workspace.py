@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kerneldecl.declare.document import Declaration, declare
 from kerneldecl.errors import DeclarationError, StaleError
+from kerneldecl.model import uses
 from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.planning.sources import Named
@@ -103,7 +104,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
-    kinds: set[tuple[str, str]] = {(use.name, archs[w.target].kind) for w in declaration.workloads for use in w.policies}
+    kinds: set[tuple[str, str]] = {(use.name, archs[w.target].kind) for w in declaration.workloads for use in uses(w.policy)}
     policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
     tuners = frozenset(policy for policy, _ in kinds if is_tuner(root, policy))
     # A tuner's list depends on the policies whose space it searches.

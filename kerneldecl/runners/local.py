@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from kerneldecl.hardware.gpu_lock import held_gpu
-from kerneldecl.model import Limits
+from kerneldecl.limits import Limits
 from kerneldecl.runners.process import Answer, Worker
 from kerneldecl.runners.worker import COMPILING
 from kerneldecl.store.scratch import scratch_folder

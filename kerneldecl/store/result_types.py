@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kerneldecl.model import BUDGET
+from kerneldecl.limits import BUDGET
 from kerneldecl.store.inside import is_digest
 from kerneldecl.store.keys import symbol
 from kerneldecl.store.record_text import Fields

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kerneldecl.errors import ArtifactError
-from kerneldecl.model import BUDGET, Budget, Candidate, IterSpace, Proposal, Trial, Value, frozen
+from kerneldecl.limits import BUDGET, Budget
+from kerneldecl.model import Candidate, IterSpace, Proposal, Trial, Value, frozen
 from kerneldecl.serial import misfit, space_from_json, trial_from_json
 from kerneldecl.store.keys import digest
 from kerneldecl.store.record_text import Fields, field_text

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from kerneldecl.model import Budget, Trial
+from kerneldecl.limits import Budget
+from kerneldecl.model import Trial
 
 AT_ONCE = 8
 """Candidates that are evaluated together where the search may end after any of them."""

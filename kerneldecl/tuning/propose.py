@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kerneldecl.model import BUDGET, Arch, IterSpace, Proposal, frozen
+from kerneldecl.limits import BUDGET
+from kerneldecl.model import Arch, IterSpace, Proposal, frozen
 from kerneldecl.plugins.find import plugin_file
 from kerneldecl.plugins.load import blamed, load_module
 from kerneldecl.plugins.policy_order import ranking_policies

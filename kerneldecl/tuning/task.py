@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Limits, Trial, Workload
+from kerneldecl.limits import Limits
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json, trial_to_json
 from kerneldecl.store import keys
