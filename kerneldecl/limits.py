@@ -22,6 +22,8 @@ class Limits:
     """Of lowering a rule, and of building one candidate."""
     propose_secs: float = 20.0
     """Of asking a policy for the candidates of one entry."""
+    search_secs: float = 120.0
+    """Of asking a policy that searches for its next candidates."""
     prepare_secs: float = 120.0
     """Of making an entry's inputs and reference."""
     verify_secs: float = 20.0

@@ -6,6 +6,7 @@ Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -39,10 +40,9 @@ class Signature:
         return self.inputs + self.outputs
 
 
-Options = tuple[tuple[str, Value], ...]
-"""Options of a tuner as they are declared, sorted by name."""
+Options = tuple[tuple[str, Value], ...]  # of a tuner as they are declared, sorted by name
 Policy = str | tuple[str | tuple[str, Options], ...]
-"""What an entry's `policy` holds: a name, or several, each alone or with its options."""
+"""What an entry's `policy` holds: a name, or several, alone or with options."""
 
 
 class PolicyUse(NamedTuple):
@@ -54,9 +54,8 @@ class PolicyUse(NamedTuple):
 
 def uses(policy: Policy) -> tuple[PolicyUse, ...]:
     """Return the policies that a declared one names, in order."""
-    if isinstance(policy, str):
-        return (PolicyUse(policy),)
-    return tuple(PolicyUse(item) if isinstance(item, str) else PolicyUse(*item) for item in policy)
+    items = (policy,) if isinstance(policy, str) else policy
+    return tuple(PolicyUse(item) if isinstance(item, str) else PolicyUse(*item) for item in items)
 
 
 @dataclass(frozen=True)
@@ -379,6 +378,8 @@ class Trial:
 
 
 def _shown(value: Value) -> str:
+    if isinstance(value, str) and len(value) > 80:  # a trace
+        return hashlib.sha256(value.encode()).hexdigest()[:8]
     return "x".join(map(_shown, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import tomli
 
 from kerneldecl.declare.limits import LIMITS, limits_of
+from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
@@ -100,6 +101,24 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
         limits=limits_of(_table(document, "limits")),
         cache=shared_cache_of(_table(document, "cache"), _table(document, "trust")),
     )
+
+
+def declare_policy(root: Path, text: str, declaration: Declaration) -> tuple[Workload, ...]:
+    """Return a declaration's workloads with the policy that a text gives, a name or a TOML value; raise DeclarationError for a mistake."""
+    value: Any = text
+    if not is_name(text):
+        try:
+            value = tomli.loads(f"policy = {text}")["policy"]
+        except tomli.TOMLDecodeError as error:
+            raise DeclarationError(
+                [Problem("--policy", f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\'')]
+            ) from None
+    scope = scope_of(root, {"target": {name: {"arch": arch} for name, arch in declaration.targets}})
+    findings = list(wrong_values({"policy": value}, SETTINGS))
+    findings += [*scope.settings_findings({"policy": value}), *scope.kind_findings({"policy": value})]
+    if findings:
+        raise DeclarationError(dict.fromkeys(replace(finding.problem, file="--policy") for finding in findings))
+    return tuple(replace(workload, policy=policy_of(value)) for workload in declaration.workloads)
 
 
 def parse(content: bytes) -> Document:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
+from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -21,6 +22,7 @@ from kerneldecl.declare.toml_keys import (
     Finding,
     Settings,
     is_name,
+    is_policy,
     missing_keys,
     settings,
     unknown_targets,
@@ -69,12 +71,14 @@ class Scope:
         if "policy" in table:
             yield from policy_findings(table["policy"], self.root, self.policies)
 
-    def kind_findings(self, chosen: Settings) -> Iterator[Finding]:
-        """Yield the policies of an entry that are not for the arch of one of its targets."""
-        for target in (target for target in chosen.targets if target in self.archs):
-            if (chosen.policy, target) not in self.fits:
-                self.fits[chosen.policy, target] = tuple(self._kind_findings(chosen.policy, target))
-            yield from self.fits[chosen.policy, target]
+    def kind_findings(self, table: Attrs) -> Iterator[Finding]:
+        """Yield the policies of an entry that are not for the arch of one of its targets; what is wrong in itself is left out."""
+        policy = policy_of(table["policy"]) if is_policy(table.get("policy")) else self.defaults.policy
+        named = table.get("targets", self.defaults.targets)
+        for target in (target for target in (named if isinstance(named, list | tuple) else ()) if target in self.archs):
+            if (policy, target) not in self.fits:
+                self.fits[policy, target] = tuple(self._kind_findings(policy, target))
+            yield from self.fits[policy, target]
 
     def _kind_findings(self, policy: Policy, target: str) -> Iterator[Finding]:
         try:
@@ -97,6 +101,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     findings = [*missing_keys(table, _REQUIRED), *wrong_values(table, WORKLOAD)]
     cases_are_right = not any(finding.path == ("cases",) for finding in findings)
     findings += scope.settings_findings(table)
+    findings += scope.kind_findings(table)
     findings += _specialize_findings(table.get("specialize"), scope.root)
     rule = _rule(table, scope, findings)
     if rule is None or not cases_are_right:
@@ -112,7 +117,6 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if findings:
         return _wrong(findings, table)
     chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
-    findings += scope.kind_findings(chosen)
     workloads: list[Workload] = []
     for name, attrs in combinations(table["name"], axes, items):
         instance = _values(rule, values | attrs, name, scope.root, findings)

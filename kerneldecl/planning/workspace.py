@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kerneldecl.declare.document import Declaration, declare
+from kerneldecl.declare.document import Declaration, declare, declare_policy
 from kerneldecl.errors import DeclarationError, StaleError
 from kerneldecl.model import uses
 from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
@@ -55,6 +55,8 @@ class Workspace:
     """What stands in for the workspace's store where nothing is to be kept."""
     shared: SharedStore | None = None
     """The store with the cache that several machines share behind it, while a build uses that."""
+    is_overridden: bool = False
+    """Whether entries are tuned by another policy than the declared one, which the next build knows nothing of."""
     is_current: Callable[[], bool] = lambda: True
     """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
 
@@ -87,6 +89,14 @@ def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
     except DeclarationError:
         open_workspace(root)  # which words the mistake with what lies beside
         raise
+
+
+def with_policy(workspace: Workspace, text: str) -> Workspace:
+    """Return a workspace whose entries all have another policy, given as workloads.toml has it; raise DeclarationError for a mistake."""
+    declaration = workspace.declaration
+    workloads = declare_policy(workspace.sources, text, declaration)
+    fresh = workspace_of(workspace.sources, replace(declaration, workloads=workloads))
+    return replace(fresh, root=workspace.root, is_overridden=True)
 
 
 def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:

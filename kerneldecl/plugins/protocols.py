@@ -55,6 +55,9 @@ class Tuner(Protocol):
     TRIALS: int
     """Candidates that it tries where no budget says otherwise; 0: as many as it proposes."""
 
+    ENGINE: str
+    """Module that answers in its place, where TVM is needed: its `ask` gets a workload spec and the arch instead of the space. Optional."""
+
     def ask(self, search: SearchSpace, options: Any, trials: Sequence[Trial]) -> Sequence[Proposal]:
         """Return the next candidates, given all trials so far in the order of their proposals, those of other policies first; nothing
         once the search is over.

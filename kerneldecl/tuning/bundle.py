@@ -34,9 +34,10 @@ from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.result_types import wrong_field
 from kerneldecl.store.results import BLOBS, Lowered
+from kerneldecl.tuning.loop import Outcome, Round, search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.records import measured_here, write_result
-from kerneldecl.tuning.search import Outcome, Round, groups, keep_objects, preferred_first, search
+from kerneldecl.tuning.search import groups, keep_objects, preferred_first
 from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
 SCHEMA = 3

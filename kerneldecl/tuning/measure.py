@@ -20,7 +20,7 @@ from kerneldecl.store.keys import key, measure_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
 from kerneldecl.tuning import earlier
-from kerneldecl.tuning.race import PROTOCOLS, race, ranking
+from kerneldecl.tuning.race import PROTOCOLS, Sampler, race, ranking
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
 SPILLING_SECS = 1.0
@@ -105,14 +105,29 @@ def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner:
     if "failure" in answer:
         return [replace(trial, failure=f"inputs or reference: {answer['failure']}") for trial in built]
     passed, failed = _verified(task, built, runner, on_progress)
+    on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
+    return [*_confirmed(task, race(passed, _sampler(task, runner), PROTOCOLS[task.arch.kind]), runner), *failed]
 
+
+def _sampler(task: Task, runner: Runner) -> Sampler:
     def sample(trial: Trial, calls: int) -> list[float] | str:
         request = task.measure_request("sample", spec=task.measured_spec, calls=calls, samples=1, **_kernel(task, trial))
         got = runner.measure(request, PREPARE_SECS)
         return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
 
-    on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
-    return [*_confirmed(task, race(passed, sample, PROTOCOLS[task.arch.kind]), runner), *failed]
+    return sample
+
+
+def final(task: Task, timed: Sequence[Trial], preparation: Preparation, runner: Runner, on_progress: OnProgress) -> list[Trial]:
+    """Return candidates that were timed in different batches with the samples of one race, where what changes in between meets all.
+
+    Their libraries are in the task's folder. One that fails now has a failure.
+    """
+    if "failure" in preparation.answer():
+        return list(timed)
+    on_progress("racing", len(timed), len(timed), min(trial.run_secs for trial in timed))
+    again = [(replace(trial, samples=()), trial.run_secs) for trial in timed]
+    return _confirmed(task, race(again, _sampler(task, runner), PROTOCOLS[task.arch.kind]), runner)
 
 
 def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial]:

@@ -19,6 +19,7 @@ from kerneldecl.plugins.find import plugin_file
 from kerneldecl.plugins.load import blamed, load_module
 from kerneldecl.plugins.policy_order import ranking_policies
 from kerneldecl.policies.shared.search_space import SearchSpace
+from kerneldecl.runners.worker import imported
 from kerneldecl.serial import arch_from_json, space_from_json, trial_from_json
 from kerneldecl.store.results import Proposed, groups_to_json
 
@@ -79,12 +80,20 @@ def propose_next(root: str, policy: str, asked: Mapping[str, Any], trials: Seque
     return groups_to_json([Proposed(policy, proposals, searches=True)])
 
 
-def ask(root: str, policy: str, options: str, asked: Mapping[str, Any], trials: Sequence[Json]) -> dict[str, Any]:
-    """Return what a tuner proposes next, given all trials so far; `asked` are space, arch and top_k, `options` its options as JSON."""
-    tuner = load_module("policies", Path(root), policy)
-    search = _search_space(Path(root), space_from_json(asked["space"]), arch_from_json(asked["arch"]), asked["top_k"])
-    arguments = search, _options(tuner, json.loads(options)), [trial_from_json(t) for t in trials]
-    return groups_to_json([Proposed(policy, _checked(Path(root), policy, tuner, "ask", arguments), searches=True)])
+def ask(root: str, policy: str, options: str, asked: Json, trials: Sequence[Json], *, is_over: bool = False) -> dict[str, Any]:
+    """Return what a tuner proposes next, given all trials so far; nothing where its search is over, which it is only told.
+
+    `options` are its options as JSON; `asked` are space, arch, top_k, and the spec of the workload where TVM has to lower it.
+    """
+    tuner, arch = load_module("policies", Path(root), policy), arch_from_json(asked["arch"])
+    search = _search_space(Path(root), space_from_json(asked["space"]), arch, asked["top_k"])
+    known, given = [trial_from_json(trial) for trial in trials], _options(tuner, json.loads(options))
+    proposals: Sequence[Proposal] = ()
+    if engine := getattr(tuner, "ENGINE", ""):
+        proposals = imported(engine).ask(asked["spec"], arch, given, known, is_over=is_over)
+    elif not is_over:
+        proposals = _checked(Path(root), policy, tuner, "ask", (search, given, known))
+    return groups_to_json([Proposed(policy, proposals, searches=True)])
 
 
 @functools.lru_cache(maxsize=1)

@@ -17,7 +17,7 @@ from kerneldecl.serial import trial_to_json
 from kerneldecl.store.keys import key, object_key, symbol
 from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.earlier import is_by_machine, is_open
-from kerneldecl.tuning.search import Outcome
+from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.task import Task
 
 

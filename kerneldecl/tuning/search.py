@@ -1,14 +1,13 @@
 """Owns the search of one workload: which candidates are proposed, in which order policies are asked, who wins.
 
-Knows nothing of plans, of records, of the store's layout or of where the runner runs things. There is one loop, `search`; what tuning,
-recalling and measuring a bundle differ in is how they evaluate candidates.
+Knows nothing of plans, of records, of the store's layout or of where the runner runs things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kerneldecl.errors import TuningError
 from kerneldecl.model import SPECIALIZE, Candidate, Proposal, Trial
@@ -16,9 +15,10 @@ from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
-from kerneldecl.tuning.measure import Preparation, known, measure, recall, verify
+from kerneldecl.tuning.loop import Outcome, Round, search
+from kerneldecl.tuning.measure import Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import ranking
-from kerneldecl.tuning.task import BUILD_SECS, PROPOSE_SECS, Answers, OnProgress, Runner, Task
+from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, Answers, OnProgress, Runner, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT_FIELDS = ("code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless")
@@ -27,12 +27,10 @@ BUILT = ("schedule_digest", *BUILT_FIELDS, "failure")
 """Fields of a trial that a build's answer gives."""
 EARLIER = "earlier"
 """Stands for the policy where a candidate of an earlier list wins."""
+FINALISTS = 8
+"""Candidates of all batches that race once more at the end of a search."""
 BUILT_AT_ONCE = 4
 """Candidates that are compiled side by side where the first ones may be enough."""
-
-Item = TypeVar("Item")
-"""What stands for a candidate before it is evaluated: a proposal, or a trial that was built elsewhere."""
-
 
 Evaluate = Callable[[Sequence[Proposal]], list[Trial] | None]
 
@@ -43,90 +41,6 @@ class Built(NamedTuple):
     policy: str
     built: tuple[Trial, ...]
     turn: int = 0
-
-
-class Outcome(NamedTuple):
-    """What became of a workload's candidates."""
-
-    trials: list[Trial]
-    """Winner first. Where there is none, the first has a failure."""
-    tied: int
-    """How many others noise cannot tell from the winner."""
-    policy: str
-    """The policy that proposed the winner; empty where there is none."""
-
-
-class Round(NamedTuple):
-    """One policy's part of a search."""
-
-    policy: str
-    first: Sequence[Any]
-    """What it proposes without knowing any measurement."""
-    turn: int = 0
-    """Place in the entry's list: of the policies of one turn, the first that has a right candidate decides; every turn is taken."""
-    searches: bool = False
-    """Whether it is asked again with what was measured."""
-    allowance: Allowance | None = None
-    """What its own budget leaves; None without one."""
-
-
-def search(
-    rounds: Iterable[Round],
-    evaluate: Callable[[Sequence[Item]], list[Trial] | None],
-    propose_next: Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Item]] = lambda *_: (),
-    allowance: Allowance | None = None,
-) -> Outcome | None:
-    """Evaluate candidates until each turn has one that passes verification; return what became of all.
-
-    A policy that searches is asked again by `propose_next`, which gets the trials of others and the policy's own, until it proposes
-    nothing new or a budget is spent. Return None as soon as `evaluate` does: it cannot tell.
-    """
-    passed: list[Trial] = []
-    failed: list[Trial] = []
-    proposed_by: dict[Candidate, str] = {}
-    done_turn = -1
-    for part in rounds:
-        if part.turn == done_turn:
-            continue
-        limits = [each for each in (part.allowance, allowance) if each]
-        trials = _searched(part, limits, [*passed, *failed], evaluate, propose_next)
-        if trials is None:
-            return None
-        new = [trial for trial in trials if trial.candidate not in proposed_by]
-        proposed_by |= {trial.candidate: part.policy for trial in new}
-        if any(trial.samples for trial in trials):
-            passed += new
-            done_turn = part.turn
-        else:
-            failed += new
-    trials, tied = ranking([*passed, *failed])
-    return Outcome(trials, tied, proposed_by[trials[0].candidate] if passed and trials[0].samples else "")
-
-
-def _searched(
-    part: Round,
-    limits: Sequence[Allowance],
-    others: Sequence[Trial],
-    evaluate: Callable[[Sequence[Item]], list[Trial] | None],
-    propose_next: Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Item]],
-) -> list[Trial] | None:
-    """Return the trials of one policy; None where `evaluate` cannot tell."""
-    trials: list[Trial] = []
-    waiting: Sequence[Any] = part.first or propose_next(part, others, trials)
-    while waiting:
-        admitted = waiting
-        for limit in limits:
-            admitted = limit.admitted(admitted)
-        if not admitted:
-            break
-        evaluated = evaluate(admitted)
-        if evaluated is None:
-            return None
-        for limit in limits:
-            limit.note(evaluated)
-        trials += evaluated
-        waiting = waiting[len(admitted) :] or propose_next(part, others, trials)
-    return trials
 
 
 def tune(
@@ -142,9 +56,11 @@ def tune(
     `prefetched` returns the answers to what `request_first` has requested already, if it has. `next_task` is tuned next.
     """
     pending = prefetched
+    batches = 0
 
     def evaluate(proposals: Sequence[Proposal], *, is_second: bool = False) -> list[Trial]:
-        nonlocal pending
+        nonlocal pending, batches
+        batches += not is_second
         preparation = Preparation(task, runner, store, next_task)
         if task.arch.gpu:
             preparation.start()  # its compilers take seconds, and so do the references of its large operators
@@ -160,9 +76,26 @@ def tune(
         return [found.get(trial.candidate, trial) for trial in trials]
 
     allowance = Allowance(task.workload.budget, least_secs(task)) if task.workload.budget else None
-    outcome = search(_rounds(task), _with_known(task, evaluate), _asking_next(task, runner), allowance)
+    outcome = search(_rounds(task), _with_known(task, evaluate), _asking_next(task, runner), allowance, _telling(task, runner))
     assert outcome is not None, "a measurement is never unknown"
-    return _with_verified_winner(task, _with_own_code(task, outcome, runner), runner, store)
+    outcome = _with_own_code(task, outcome, runner)
+    if batches > 1 or (batches and task.known):
+        outcome = _after_final(task, outcome, Preparation(task, runner, store), runner, on_progress)
+    return _with_verified_winner(task, outcome, runner, store)
+
+
+def _after_final(task: Task, outcome: Outcome, preparation: Preparation, runner: Runner, on_progress: OnProgress) -> Outcome:
+    """Return the outcome of a search in several batches after a race of the fastest of all: times of different batches do not compare."""
+    fastest = [trial for trial in outcome.trials if trial.samples and trial.error is not None and trial.code_digest]
+    fastest = sorted(fastest, key=lambda trial: trial.run_secs)[:FINALISTS]
+    if not any(group.searches for group in task.groups) or len(fastest) < 2:
+        return outcome
+    _keep_libraries(task, fastest, runner)
+    places = {trial.candidate: place for place, trial in enumerate(outcome.trials)}
+    raced = final(task, sorted(fastest, key=lambda trial: places[trial.candidate]), preparation, runner, on_progress)
+    first, tied = ranking(raced)
+    names = {trial.candidate for trial in raced}
+    return outcome.with_trials([*first, *(trial for trial in outcome.trials if trial.candidate not in names)], tied)
 
 
 def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
@@ -176,8 +109,7 @@ def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
         is_same = built.schedule_digest == winner.schedule_digest
         why = built.failure or f"template {winner.candidate.template} depends on names in the computation, which are others now"
         now = replace(winner, code_digest=built.code_digest) if is_same else replace(winner, samples=(), failure=why)
-        trials, tied = ranking([now, *others])
-        outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
+        outcome = outcome.with_trials(*ranking([now, *others]))
     return outcome
 
 
@@ -187,8 +119,7 @@ def _with_verified_winner(task: Task, outcome: Outcome, runner: Runner, store: S
         winner, *others = outcome.trials
         _keep_libraries(task, [winner], runner)
         verdict = verify(task, winner, Preparation(task, runner, store), runner)
-        trials, tied = ranking([verdict, *others])
-        outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
+        outcome = outcome.with_trials(*ranking([verdict, *others]))
     return outcome
 
 
@@ -325,12 +256,24 @@ def _asking_next(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial]
             return ()
         seen = [*others, *trials] if options[part.policy] else trials
         own = [trial for trial in seen if trial.candidate.template != SPECIALIZE]
-        answer = runner.measure(task.next_request(part.policy, options[part.policy], own), PROPOSE_SECS)
+        answer = runner.measure(task.next_request(part.policy, options[part.policy], own), SEARCH_SECS)
         if "failure" in answer:
             raise TuningError(f"{task.workload.entry}: {answer['failure']}")
         return tuple(proposal for group in groups_from_json(answer) for proposal in group.proposals)
 
     return next_proposals
+
+
+def _telling(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial], Sequence[Trial]], None]:
+    """Return what tells a tuner how its search has ended: it may keep what was measured."""
+    options = {group.policy: group.options for group in task.groups}
+
+    def tell(part: Round, others: Sequence[Trial], trials: Sequence[Trial]) -> None:
+        if options.get(part.policy) and trials:
+            request = task.next_request(part.policy, options[part.policy], [*others, *trials])
+            runner.measure({**request, "is_over": True}, SEARCH_SECS)
+
+    return tell
 
 
 def _requested(task: Task, proposals: Sequence[Proposal], runner: Runner) -> Answers:

@@ -20,6 +20,7 @@ from kerneldecl.store.results import Group, Lowered
 Answers = Iterator[tuple[int, Answer]]
 """Each with the position of its request, in the order in which they come."""
 BUILD_SECS, PROPOSE_SECS = Limits().build_secs, Limits().propose_secs
+SEARCH_SECS = Limits().search_secs
 PREPARE_SECS, VERIFY_SECS = Limits().prepare_secs, Limits().verify_secs
 """Limits of one request where the user declares no others. What takes longer is tried once more, and has then failed in this build."""
 OnProgress = Callable[[str, int, int, float | None], None]
@@ -105,7 +106,7 @@ class Task:
 
     def next_request(self, policy: str, options: str, trials: Sequence[Trial]) -> dict[str, Any]:
         """Return the request that asks a policy that searches; a tuner has options."""
-        asked = {"space": self.lowered.space_json, "arch": to_json(self.arch), "top_k": self.workload.top_k}
+        asked = {"space": self.lowered.space_json, "arch": to_json(self.arch), "top_k": self.workload.top_k, "spec": self.spec}
         found = [trial_to_json(trial) for trial in trials]
         where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
         action = {"action": "ask", "options": options} if options else {"action": "propose_next"}

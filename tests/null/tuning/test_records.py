@@ -21,8 +21,8 @@ from kerneldecl.store.keys import key, manifest
 from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.store.results import BLOBS, Lowered, Proposed, TuneResult, groups_from_json, groups_to_json
 from kerneldecl.tuning import records
+from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.records import Device, measured_here, write_result
-from kerneldecl.tuning.search import Outcome
 from kerneldecl.tuning.task import Task
 
 H200, CPU = load_arch(REPOSITORY, "h200"), load_arch(REPOSITORY, "x86-64-v3")
