@@ -25,6 +25,7 @@ from kerneldecl.compiler.cpu import normalized, target_of
 from kerneldecl.compiler.intrinsics.standard import register_intrinsics
 from kerneldecl.errors import TuningError
 from kerneldecl.model import Arch, Candidate, Proposal, Trial
+from kerneldecl.policies.shared.search_space import SearchSpace
 from kerneldecl.store.keys import device_fields, digest
 
 BATCH = 32
@@ -37,18 +38,20 @@ EMPTY_GENERATIONS = 4
 """Generations in a row that give nothing new, after which the search is over."""
 
 
-def ask(spec: Mapping[str, Any], arch: Arch, options: Any, trials: Sequence[Trial], *, is_over: bool = False) -> tuple[Proposal, ...]:
+def ask(
+    search: SearchSpace, options: Any, trials: Sequence[Trial], *, spec: Mapping[str, Any], is_over: bool = False
+) -> tuple[Proposal, ...]:
     """Return the next traces, given all trials so far; nothing where evolution finds no more, or the search is over and is only told."""
+    arch = search.arch
     key = json.dumps([dict(spec), repr(options), repr(device_fields(arch))], sort_keys=True, default=str)
     if key not in _SEARCHES:
         _SEARCHES.clear()
         _SEARCHES[key] = Search(spec, arch, options)
-    search = _SEARCHES[key]
-    search.tell(trials)
+    found = _SEARCHES[key]
+    found.tell(trials)
     if is_over:
         return ()
-    tried = {trial.candidate for trial in trials}
-    return tuple(Proposal(candidate, 0.0) for candidate in search.next(tried))
+    return tuple(Proposal(candidate, 0.0) for candidate in found.next({trial.candidate for trial in trials}))
 
 
 _SEARCHES: dict[str, Search] = {}

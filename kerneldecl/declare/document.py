@@ -110,9 +110,8 @@ def declare_policy(root: Path, text: str, declaration: Declaration) -> tuple[Wor
         try:
             value = tomli.loads(f"policy = {text}")["policy"]
         except tomli.TOMLDecodeError as error:
-            raise DeclarationError(
-                [Problem("--policy", f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\'')]
-            ) from None
+            sentence, hint = f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\''
+            raise DeclarationError([Problem("--policy", sentence, hint)]) from None
     scope = scope_of(root, {"target": {name: {"arch": arch} for name, arch in declaration.targets}})
     findings = list(wrong_values({"policy": value}, SETTINGS))
     findings += [*scope.settings_findings({"policy": value}), *scope.kind_findings({"policy": value})]

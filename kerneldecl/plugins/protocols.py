@@ -56,7 +56,8 @@ class Tuner(Protocol):
     """Candidates that it tries where no budget says otherwise; 0: as many as it proposes."""
 
     ENGINE: str
-    """Module that answers in its place, where TVM is needed: its `ask` gets a workload spec and the arch instead of the space. Optional."""
+    """Module that answers in its place, where TVM, arrays or the store are needed, if any. Its `ask` gets `spec`, which names the
+    computation and the store, and `is_over`, with which it is told what became of its last batch."""
 
     def ask(self, search: SearchSpace, options: Any, trials: Sequence[Trial]) -> Sequence[Proposal]:
         """Return the next candidates, given all trials so far in the order of their proposals, those of other policies first; nothing

@@ -90,7 +90,7 @@ def ask(root: str, policy: str, options: str, asked: Json, trials: Sequence[Json
     known, given = [trial_from_json(trial) for trial in trials], _options(tuner, json.loads(options))
     proposals: Sequence[Proposal] = ()
     if engine := getattr(tuner, "ENGINE", ""):
-        proposals = imported(engine).ask(asked["spec"], arch, given, known, is_over=is_over)
+        proposals = imported(engine).ask(search, given, known, spec=asked["spec"], is_over=is_over)
     elif not is_over:
         proposals = _checked(Path(root), policy, tuner, "ask", (search, given, known))
     return groups_to_json([Proposed(policy, proposals, searches=True)])
