@@ -89,7 +89,7 @@ class Search:
         if before:
             self._learn([(record, _secs_of(record)) for record in before.values()])
         if options.database:
-            self._recorded_before += list(self._recorded(_opened(Path(spec["root"]) / options.database, must_exist=True)))[:IMPORTED]
+            self._recorded_before += list(self._recorded(_imported(Path(spec["cache"]).parent / options.database)))[:IMPORTED]
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Note what became of traces, in the database and in the model; those that are known stay as they are."""
@@ -157,10 +157,16 @@ def _folder(spec: Mapping[str, Any], arch: Arch) -> Path:
     return Path(spec["cache"]) / "metaschedule" / f"{spec['computation'][:20]}-{place}"
 
 
-def _opened(folder: Path, *, must_exist: bool = False) -> Any:
-    """Return the database in a folder; raise TuningError where there is none that should be there, or TVM cannot read it."""
-    if must_exist and not (folder / "database_tuning_record.json").is_file():
-        raise TuningError(f"{folder} has no MetaSchedule database: no database_tuning_record.json")
+def _imported(folder: Path) -> Any:
+    """Return the database that the user names; raise TuningError where there is none, or TVM cannot read it."""
+    for name in ("database_workload.json", "database_tuning_record.json"):
+        if not (folder / name).is_file():
+            raise TuningError(f"{folder} is no MetaSchedule database: it has no {name}")
+    return _opened(folder)
+
+
+def _opened(folder: Path) -> Any:
+    """Return the database in a folder, which is made if need be; raise TuningError where TVM cannot read it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return ms.database.JSONDatabase(work_dir=str(folder))

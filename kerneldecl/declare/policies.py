@@ -50,10 +50,8 @@ assert tuple(BUDGET_KEYS) == BUDGET
 
 def budget_findings(budget: object) -> Iterator[Finding]:
     """Yield the mistakes of the table `budget`."""
-    if not isinstance(budget, dict) or not budget:
-        yield Finding.of(("budget",), f"budget is {show(budget)}; expected a table such as {{ trials = 200, seconds = 60 }}")
-        return
-    yield from _limit_findings(budget, "budget", ("budget",))
+    if isinstance(budget, dict):  # what is none is reported by `wrong_values`
+        yield from _limit_findings(budget, "budget", ("budget",))
 
 
 def _limit_findings(table: Mapping[str, Any], where: str, path: tuple[str, ...]) -> Iterator[Finding]:
@@ -87,16 +85,15 @@ def policy_findings(value: object, root: Path, known: Iterable[str]) -> Iterator
         if name in seen:
             yield Finding.of(("policy",), f"policy {name} stands twice in the list; expected each once")
         seen.add(name)
-        if isinstance(item, dict):
-            yield from _option_findings(name, {key: value for key, value in item.items() if key != "name"}, root)
+        table = {key: value for key, value in item.items() if key != "name"} if isinstance(item, dict) else {}
+        yield from _option_findings(name, table, root)
 
 
 def _option_findings(name: str, table: Mapping[str, Any], root: Path) -> Iterator[Finding]:
-    """Yield the mistakes in the options of one policy."""
-    if not table:
-        return
+    """Yield the mistakes in the options of one policy; of a tuner, also where none are given: it may need some."""
     if not is_tuner(root, name):
-        yield Finding.of(("policy",), f"policy {name} takes no options; top_k says how many candidates it proposes")
+        if table:
+            yield Finding.of(("policy",), f"policy {name} takes no options; top_k says how many candidates it proposes")
         return
     yield from _limit_findings({key: value for key, value in table.items() if key in BUDGET}, f"policy {name}", ("policy",))
     try:

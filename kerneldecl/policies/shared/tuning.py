@@ -6,6 +6,7 @@ Knows nothing of any one tuner.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterable, Sequence
 
@@ -17,15 +18,10 @@ BATCH = 16
 
 
 def not_tried(search: SearchSpace, candidates: Iterable[Candidate], trials: Sequence[Trial], count: int = BATCH) -> tuple[Proposal, ...]:
-    """Return the first of the candidates that have no trial."""
+    """Return the first of the candidates that have no trial, each once."""
     tried = {trial.candidate for trial in trials}
-    found: list[Proposal] = []
-    for candidate in candidates:
-        if len(found) == count:
-            break
-        if candidate not in tried:
-            found.append(search.proposal(candidate))
-    return tuple(found)
+    new = (candidate for candidate in dict.fromkeys(candidates) if candidate not in tried)
+    return tuple(search.proposal(candidate) for candidate in itertools.islice(new, count))
 
 
 def shuffled(candidates: Iterable[Candidate], seed: int) -> list[Candidate]:
