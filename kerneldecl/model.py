@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from kerneldecl.errors import TuningError
 from kerneldecl.limits import Budget
+from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
 Scalar = bool | int | float | str
 Value = Scalar | tuple["Value", ...]
@@ -83,6 +84,7 @@ class Workload:
     """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
     budget: Budget = ()
     """What the whole search may take."""
+    timing: str = DEFAULT_TIMING
 
     @property
     def nan_field(self) -> Mapping[str, str]:
@@ -96,7 +98,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cpu:
-    """What a policy may know of a CPU. Rates are of one core."""
+    """What a policy may know of a CPU. Rates are of one core, and so are the sizes of L1 and L2."""
 
     cores: int
     vector_bytes: int
@@ -105,9 +107,7 @@ class Cpu:
     fma_per_cycle: float
     """Fused multiply-adds of a full vector that one core starts in a cycle."""
     l1d_bytes: int
-    """Per core."""
     l2_bytes: int
-    """Per core."""
     l3_bytes: int
     """Size of the last-level cache; 0 where there is none."""
     line_bytes: int
@@ -364,7 +364,8 @@ class Trial:
     error: float | None = None
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()
-    """Seconds of one call each; empty unless the error is within the tolerance."""
+    """Seconds of one call each, by the protocol that winners are chosen by; empty unless the error is within the tolerance."""
+    timings: Timings = ()
     is_traceless: bool = False
     """Whether no schedule's trace leads to the kernel."""
     failure: str = ""
@@ -373,8 +374,7 @@ class Trial:
     @property
     def run_secs(self) -> float:
         """Median of the samples."""
-        ranked, middle = sorted(self.samples), len(self.samples) // 2
-        return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
+        return median(self.samples)
 
 
 def _shown(value: Value) -> str:

@@ -33,6 +33,7 @@ from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Policy, Value, Workload
 from kerneldecl.plugins.check import specialize_problem
 from kerneldecl.plugins.load import blamed, kind_of
+from kerneldecl.timing import DEFAULT_TIMING
 
 MOST_FINDINGS = 100
 """Mistakes of a kind that are reported of one table: who has made more has made one mistake many times."""
@@ -50,9 +51,15 @@ class Scope:
     defaults: Settings
     archs: Mapping[str, str] = field(default_factory=dict)
     """Arch of each target."""
+    timings: Mapping[str, str] = field(default_factory=dict)
+    """How kernels are timed for the targets that say so."""
     loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
     fits: dict[tuple[Policy, str], tuple[Finding, ...]] = field(default_factory=dict, compare=False)
     """What is wrong with a policy for a target, as far as anybody has asked."""
+
+    def timing(self, table: Attrs, target: str) -> str:
+        """Return how an entry's kernels are timed: as its own table says, else its target's, else the defaults."""
+        return str(table.get("timing") or self.timings.get(target) or self.defaults.timing or DEFAULT_TIMING)
 
     def rule(self, name: str) -> RuleAttributes | DeclarationError:
         """Return a rule's attributes, or why there are none; a broken rule is imported once."""
@@ -135,6 +142,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 specialize=table.get("specialize", ""),
                 budget=chosen.budget,
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
+                timing=scope.timing(table, target),
             )
             for target in chosen.targets
         ]

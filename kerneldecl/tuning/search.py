@@ -17,7 +17,7 @@ from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, search
 from kerneldecl.tuning.measure import Preparation, final, known, measure, recall, verify
-from kerneldecl.tuning.race import ranking
+from kerneldecl.tuning.race import excluded, ranking
 from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, Answers, OnProgress, Runner, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
@@ -108,7 +108,7 @@ def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
         (built,) = build_all(task, [Proposal(winner.candidate, winner.predicted_secs)], runner, lambda *_: None)
         is_same = built.schedule_digest == winner.schedule_digest
         why = built.failure or f"template {winner.candidate.template} depends on names in the computation, which are others now"
-        now = replace(winner, code_digest=built.code_digest) if is_same else replace(winner, samples=(), failure=why)
+        now = replace(winner, code_digest=built.code_digest) if is_same else excluded(winner, why)
         outcome = outcome.with_trials(*ranking([now, *others]))
     return outcome
 
