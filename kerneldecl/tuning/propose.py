@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kerneldecl.errors import TuningError
 from kerneldecl.limits import BUDGET
 from kerneldecl.model import Arch, IterSpace, Proposal, frozen
 from kerneldecl.plugins.find import plugin_file
@@ -36,8 +37,11 @@ def propose(root: str, policies: Sequence[Any], space: Json, arch: Json, top_k: 
     for turn, (names, options) in enumerate(policies):
         if options is None:
             groups += _of_policies(Path(root), names, turn, parsed)
-        else:
+            continue
+        try:
             groups += _of_tuner(Path(root), names[0], turn, options, parsed)
+        except TuningError as error:
+            return {"failure": f"policy {names[0]}: {error}"}
     return groups_to_json(groups)
 
 
@@ -89,10 +93,13 @@ def ask(root: str, policy: str, options: str, asked: Json, trials: Sequence[Json
     search = _search_space(Path(root), space_from_json(asked["space"]), arch, asked["top_k"])
     known, given = [trial_from_json(trial) for trial in trials], _options(tuner, json.loads(options))
     proposals: Sequence[Proposal] = ()
-    if engine := getattr(tuner, "ENGINE", ""):
-        proposals = imported(engine).ask(search, given, known, spec=asked["spec"], is_over=is_over)
-    elif not is_over:
-        proposals = _checked(Path(root), policy, tuner, "ask", (search, given, known))
+    try:
+        if engine := getattr(tuner, "ENGINE", ""):
+            proposals = imported(engine).ask(search, given, known, spec=asked["spec"], is_over=is_over)
+        elif not is_over:
+            proposals = _checked(Path(root), policy, tuner, "ask", (search, given, known))
+    except TuningError as error:
+        return {"failure": f"policy {policy}: {error}"}
     return groups_to_json([Proposed(policy, proposals, searches=True)])
 
 
@@ -104,13 +111,23 @@ def _search_space(root: Path, space: IterSpace, arch: Arch, top_k: int) -> Searc
 
 
 def _checked(root: Path, name: str, policy: ModuleType, function: str, arguments: tuple[Any, ...]) -> tuple[Proposal, ...]:
-    """Call a policy; raise DeclarationError, with file and line, for what it raises and for an answer that is no list of proposals."""
+    """Call a policy; raise DeclarationError, with file and line, for what it raises and for an answer that is no list of proposals.
+
+    A TuningError is a sentence about what was declared, and stays one.
+    """
     file = plugin_file("policies", root, name)
+    refused: TuningError | None = None
+    proposals: tuple[Proposal, ...] = ()
     with blamed(file, root, f"{function}() of policy {name} fails"):
-        proposals = tuple(getattr(policy, function)(*arguments))
+        try:
+            proposals = tuple(getattr(policy, function)(*arguments))
+        except TuningError as error:
+            refused = error
         for proposal in proposals:
             if not isinstance(proposal, Proposal):
                 msg = f"it gives a {type(proposal).__name__} among its proposals"
                 raise TypeError(msg)
             plugin_file("templates", root, proposal.candidate.template)
+    if refused:
+        raise refused
     return proposals

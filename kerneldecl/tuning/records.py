@@ -20,6 +20,9 @@ from kerneldecl.tuning.earlier import is_by_machine, is_open
 from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.task import Task
 
+_OF_ANY_MEANS = frozenset({SPECIALIZE, "trace", "tvm_default"})
+"""Templates whose schedules use tensor cores or not, as others decide."""
+
 
 class Device(NamedTuple):
     """What is known of the device that has measured a winner."""
@@ -75,7 +78,7 @@ def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
 
 def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
     """Return whether the winner uses a GPU's tensor cores, or why not; nothing where they are out of the question."""
-    if not task.arch.gpu or winner.template == SPECIALIZE:
+    if not task.arch.gpu or winner.template in _OF_ANY_MEANS:
         return {}
     found = tensor_cores(task.lowered.space, task.arch, winner.template)
     return {"tensor_cores": found} if found else {}
