@@ -116,18 +116,18 @@ def _checked(root: Path, name: str, policy: ModuleType, function: str, arguments
     A TuningError is a sentence about what was declared, and stays one.
     """
     file = plugin_file("policies", root, name)
-    refused: TuningError | None = None
-    proposals: tuple[Proposal, ...] = ()
+    refused: list[TuningError] = []
+    proposals: tuple[Any, ...] = ()
     with blamed(file, root, f"{function}() of policy {name} fails"):
         try:
             proposals = tuple(getattr(policy, function)(*arguments))
         except TuningError as error:
-            refused = error
+            refused.append(error)
         for proposal in proposals:
             if not isinstance(proposal, Proposal):
                 msg = f"it gives a {type(proposal).__name__} among its proposals"
                 raise TypeError(msg)
             plugin_file("templates", root, proposal.candidate.template)
     if refused:
-        raise refused
+        raise refused[0]
     return proposals
