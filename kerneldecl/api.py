@@ -23,7 +23,7 @@ from kerneldecl.null_build import stamp
 from kerneldecl.null_build.note import note_complete
 from kerneldecl.planning.plan import Plan
 from kerneldecl.planning.snapshot import snapshot
-from kerneldecl.planning.workspace import Workspace, open_workspace
+from kerneldecl.planning.workspace import Workspace, open_workspace, with_policy
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.store.files import remove_parts, write_whole
@@ -65,11 +65,16 @@ def build(
 
 
 @contextlib.contextmanager
-def frozen_workspace(root: Path) -> Iterator[Workspace]:
-    """Open a snapshot of a workspace: what is edited from here on belongs to the next build."""
+def frozen_workspace(root: Path, policy: str = "") -> Iterator[Workspace]:
+    """Open a snapshot of a workspace: what is edited from here on belongs to the next build.
+
+    `policy`, where it is given, stands in for that of every entry.
+    """
     before = stamp.surroundings()
     with snapshot(root) as sources:
         opened = open_workspace(root, sources)
+        if policy:
+            opened = with_policy(opened, policy)
         yield dataclasses.replace(opened, surroundings=before, is_current=lambda: stamp.surroundings() == before)
 
 
@@ -106,7 +111,7 @@ def run_build(
         done = flow.build(dataclasses.replace(workspace, shared=shared), options, runners or local, linkers, report)
     if printed:
         write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
-    if not done.failures and not done.plan.misses:
+    if not done.failures and not done.plan.misses and not workspace.is_overridden:
         note_complete(done)
     return done
 

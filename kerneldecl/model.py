@@ -6,11 +6,13 @@ Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kerneldecl.errors import TuningError
+from kerneldecl.limits import Budget
 from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
 Scalar = bool | int | float | str
@@ -39,8 +41,22 @@ class Signature:
         return self.inputs + self.outputs
 
 
-MOST_TOLERANCE = 1.0
-"""Relative error from which on a kernel that writes zeros would pass."""
+Options = tuple[tuple[str, Value], ...]  # of a tuner as they are declared, sorted by name
+Policy = str | tuple[str | tuple[str, Options], ...]
+"""What an entry's `policy` holds: a name, or several, alone or with options."""
+
+
+class PolicyUse(NamedTuple):
+    """One policy that an entry asks, and with what."""
+
+    name: str
+    options: Options = ()
+
+
+def uses(policy: Policy) -> tuple[PolicyUse, ...]:
+    """Return the policies that a declared one names, in order."""
+    items = (policy,) if isinstance(policy, str) else policy
+    return tuple(PolicyUse(item) if isinstance(item, str) else PolicyUse(*item) for item in items)
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,7 @@ class Workload:
     rule: str
     attrs: tuple[tuple[str, Value], ...]
     """Every attribute of the rule, defaults filled in, sorted by name."""
-    policy: str
+    policy: Policy
     top_k: int
     tolerance: float | None
     """Relative error allowed, or None for the rule's own."""
@@ -66,6 +82,8 @@ class Workload:
     """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
     nan: str = ""
     """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
+    budget: Budget = ()
+    """What the whole search may take."""
     timing: str = DEFAULT_TIMING
 
     @property
@@ -280,26 +298,6 @@ class IterSpace:
         return next((read.dtype for read in reads if read.operand in self.inputs[:1]), "float32")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a request to a worker may use: seconds by what it does, memory, output. No result depends on them."""
-
-    build_secs: float = 60.0
-    """Of lowering a rule, and of building one candidate."""
-    propose_secs: float = 20.0
-    """Of asking a policy for the candidates of one entry."""
-    prepare_secs: float = 120.0
-    """Of making an entry's inputs and reference."""
-    verify_secs: float = 20.0
-    """Of one candidate's verification."""
-    sample_secs: float = 120.0
-    """Of one sample of a candidate's time."""
-    memory_gib: float = 0.0
-    """Private memory of a process; 0: three quarters of the machine's."""
-    output_mib: float = 256.0
-    """What a request may print, and its answer."""
-
-
 SPECIALIZE = "specialize"
 """A candidate with this name instead of a template's is a custom kernel; `variant` is its position among those that the file gives."""
 FALLBACKS = frozenset({"cpu_fallback", "gpu_fallback"})
@@ -380,6 +378,8 @@ class Trial:
 
 
 def _shown(value: Value) -> str:
+    if isinstance(value, str) and len(value) > 80:  # a trace
+        return hashlib.sha256(value.encode()).hexdigest()[:8]
     return "x".join(map(_shown, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 

@@ -18,7 +18,7 @@ from kerneldecl.errors import ExitCode
 if TYPE_CHECKING:
     from kerneldecl.planning.workspace import Workspace
 
-_BUILD_FLAGS = ("retune", "locked", "no_measure", "require_measured", "cache", "as_json")
+_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "as_json")
 """Options with which a build is never cut short by the quick plan."""
 
 
@@ -26,6 +26,7 @@ _BUILD_FLAGS = ("retune", "locked", "no_measure", "require_measured", "cache", "
 @patterns_argument
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile at once. Default: the cores.")
 @click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry, or stop.")
+@click.option("--policy", metavar="POLICY", help="Tune by this policy, or by several: a value of `policy` as workloads.toml has it.")
 @click.option("--require-all", is_flag=True, help="Link no artifact that would lack a failed entry.")
 @click.option("--retune", multiple=True, metavar="PATTERN", help="Tune these entries again, whatever is known of them. Repeatable.")
 @click.option("--locked", is_flag=True, help="Exit with 3 if workloads.lock would change.")
@@ -64,7 +65,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         require_measured=options["require_measured"],
         require_all=options["require_all"],
     )
-    with frozen_workspace(settings.root) as opened:
+    with frozen_workspace(settings.root, options["policy"] or "") as opened:
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))

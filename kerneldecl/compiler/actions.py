@@ -26,7 +26,8 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import MOST_TOLERANCE, SPECIALIZE, Arch, Candidate, dtype_bytes
+from kerneldecl.limits import MOST_TOLERANCE
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points
@@ -72,7 +73,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     Where the store knows what the scheduled module compiles to, nothing is compiled unless `force`, and `folder` gets
     no files.
     """
-    mod, parsed = _lowered(spec), arch_from_json(arch)
+    mod, parsed = lowered(spec), arch_from_json(arch)
     result = _scheduled(spec, mod, Candidate.from_json(candidate), parsed)
     if result is None:
         return {"failure": "the template does not apply"}
@@ -135,7 +136,7 @@ def specialize(spec: Spec, arch: Json) -> dict[str, Any]:
 def _custom_kernels(spec_text: str, arch_text: str) -> tuple[cpu.ScheduledModule, ...]:
     """Return the custom kernels that the workload's file returns; raise DeclarationError where the file is to blame."""
     spec, arch = json.loads(spec_text), arch_from_json(json.loads(arch_text))
-    root, path, mod = Path(spec["root"]), spec[SPECIALIZE], _lowered(spec)
+    root, path, mod = Path(spec["root"]), spec[SPECIALIZE], lowered(spec)
     results = custom_kernels(root, path, mod, arch)
     with blamed(root / path, root, "what specialize() returns cannot be used"):
         return tuple(cpu.scheduled_module(mod, _traceless_unless_replayable(each, mod)) for each in results)
@@ -162,7 +163,7 @@ def scheduled_winner(spec: Spec, candidate: Candidate, arch: Arch) -> tvm.IRModu
 
 def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
     """Return what an artifact holds of a candidate beside its object file: database lines or a traceless function, and the source."""
-    mod, parsed = _lowered(spec), arch_from_json(arch)
+    mod, parsed = lowered(spec), arch_from_json(arch)
     result = _scheduled(spec, mod, Candidate.from_json(candidate), parsed)
     assert result is not None, "a winner applies"
     if result.schedule:
@@ -174,7 +175,7 @@ def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
 
 def computation(spec: Spec) -> dict[str, Any]:
     """Return a workload's computation as TVM's JSON."""
-    return {"ir": tvm.ir.save_json(_lowered(spec)["main"])}
+    return {"ir": tvm.ir.save_json(lowered(spec)["main"])}
 
 
 def reference_of(roots: Sequence[str], asked: Json, computation: str, file: str, is_exact: bool = True) -> dict[str, Any]:
@@ -317,7 +318,7 @@ def _rule(root: str, rule: str, attrs: Json) -> Rule:
     return load_rule(Path(root), rule).of(Path(root), attrs)
 
 
-def _lowered(spec: Spec) -> tvm.IRModule:
+def lowered(spec: Spec) -> tvm.IRModule:
     """Return the workload's module; raise ValueError if it is not the computation that was planned."""
     text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:

@@ -156,7 +156,7 @@ def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) 
     """
     func = mod["main"].without_attr("global_symbol").without_attr(ATTRIBUTE)
     annotated = relax.transform.AnnotateTIROpPattern()(tvm.IRModule({"main": func}))["main"]
-    forms = (_normalized(func), _normalized(annotated))
+    forms = (normalized(func), normalized(annotated))
     if not schedule.trace.insts:
         # TVM skips a record without instructions; get_sblock is one that changes nothing.
         schedule.get_sblock(func.body.block.name_hint)
@@ -173,5 +173,6 @@ def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) 
     return DatabaseLines(tuple(dict.fromkeys(workloads)), trace, target, shapes)
 
 
-def _normalized(func: Any) -> tvm.IRModule:
+def normalized(func: Any) -> tvm.IRModule:
+    """Return a function as MetaSchedule's databases hold it."""
     return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True})})

@@ -185,13 +185,15 @@ def _pass_config(func: Any) -> dict[str, bool]:
     """Return the configuration of TVM's passes: storage is shared between buffers only where tiles are staged in shared memory.
 
     Elsewhere storage rewrite would place a thread's local values in the buffer of a cross-thread reduction: volatile shared memory.
-    With staged tiles it must run, as fragments of tensor cores stay in registers only with what else that pass does.
+    With staged tiles it must run, as fragments of tensor cores stay in registers only with what else that pass does. Fragments of WMMA
+    do in any case, and sharing storage between those of several dtypes, as MetaSchedule's traces have them, is refused by a later pass.
     """
     scopes: set[str] = set()
     structural.structural_walk(
         func.body, [(tvm.s_tir.SBlock, lambda block: scopes.update(buffer.scope() for buffer in block.alloc_buffers))]
     )
-    return {**PASS_CONFIG, "tirx.disable_storage_rewrite": not any(scope.startswith("shared") for scope in scopes)}
+    is_staged, is_wmma = (any(scope.startswith(kind) for scope in scopes) for kind in ("shared", "wmma."))
+    return {**PASS_CONFIG, "tirx.disable_storage_rewrite": not is_staged or is_wmma}
 
 
 def _target(func: Any, arch: Arch) -> tvm.target.Target:

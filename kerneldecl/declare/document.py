@@ -14,6 +14,7 @@ from typing import Any
 import tomli
 
 from kerneldecl.declare.limits import LIMITS, limits_of
+from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
@@ -31,14 +32,14 @@ from kerneldecl.declare.toml_keys import (
     missing_keys,
     settings,
     unknown_keys,
-    unknown_settings,
     wrong_values,
 )
 from kerneldecl.declare.workload_table import Scope, expand_table
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.model import Limits, Workload
+from kerneldecl.limits import Limits
+from kerneldecl.model import Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
@@ -77,7 +78,7 @@ def declare(root: Path, content: bytes | None = None) -> Declaration:
     tables = _workload_tables(document)
     lines = line_numbers.array_lines(text, "workload", len(tables))
     scope = scope_of(root, document)
-    findings = list(_document_findings(document, root))
+    findings = list(_document_findings(document, root, scope))
     expansions = [expand_table(table, scope, line) for table, line in zip(tables, lines, strict=True)]
     for position, expansion in enumerate(expansions):
         findings += (finding.below(("workload", position)) for finding in expansion.findings)
@@ -100,6 +101,23 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
         limits=limits_of(_table(document, "limits")),
         cache=shared_cache_of(_table(document, "cache"), _table(document, "trust")),
     )
+
+
+def declare_policy(root: Path, text: str, declaration: Declaration) -> tuple[Workload, ...]:
+    """Return a declaration's workloads with the policy that a text gives, a name or a TOML value; raise DeclarationError for a mistake."""
+    value: Any = text
+    if not is_name(text):
+        try:
+            value = tomli.loads(f"policy = {text}")["policy"]
+        except tomli.TOMLDecodeError as error:
+            sentence, hint = f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\''
+            raise DeclarationError([Problem("--policy", sentence, hint)]) from None
+    scope = scope_of(root, {"target": {name: {"arch": arch} for name, arch in declaration.targets}})
+    findings = list(wrong_values({"policy": value}, SETTINGS))
+    findings += [*scope.settings_findings({"policy": value}), *scope.kind_findings({"policy": value})]
+    if findings:
+        raise DeclarationError(dict.fromkeys(replace(finding.problem, file="--policy") for finding in findings))
+    return tuple(replace(workload, policy=policy_of(value)) for workload in declaration.workloads)
 
 
 def parse(content: bytes) -> Document:
@@ -155,8 +173,13 @@ def scope_of(root: Path, document: Document) -> Scope:
         policies=plugin_names("policies", root),
         rules=plugin_names("rules", root),
         defaults=settings(defaults, Settings(targets)),
+        archs={name: table["arch"] for name, table in _table(document, "target").items() if _has_arch(table)},
         timings={name: table["timing"] for name, table in _table(document, "target").items() if _has_timing(table)},
     )
+
+
+def _has_arch(table: object) -> bool:
+    return isinstance(table, dict) and isinstance(table.get("arch"), str)
 
 
 def _has_timing(target: object) -> bool:
@@ -186,7 +209,7 @@ def _workload_tables(document: Document) -> list[Document]:
     return [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
 
 
-def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
+def _document_findings(document: Document, root: Path, scope: Scope) -> Iterator[Finding]:
     """Yield every mistake outside the `[[workload]]` tables."""
     unknown_top = list(unknown_keys(document, _TOP))
     yield from unknown_top
@@ -196,7 +219,7 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
     yield from _table_findings(document, ("limits",), LIMITS)
     yield from _cache_findings(document)
     yield from _target_findings(document, root)
-    found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugin_names("policies", root))
+    found = scope.settings_findings(_table(document, "defaults"))
     yield from (finding.below(("defaults",), "[defaults]") for finding in found)
     tables = document.get("workload", [])
     if not isinstance(tables, list) or len(_workload_tables(document)) < len(tables):

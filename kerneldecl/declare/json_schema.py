@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kerneldecl.declare.limits import LIMITS
+from kerneldecl.declare.policies import BUDGET_KEYS
 from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
 from kerneldecl.declare.shared_cache import CACHE, TRUST
 from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
@@ -30,7 +31,7 @@ Schema = dict[str, Any]
 def json_schema(root: Path) -> Schema:
     """Return the schema (draft 2020-12) for a workspace with its rules, policies and archs; raise DeclarationError for a broken rule."""
     rules = _rules(root)
-    policies = {"enum": list(plugin_names("policies", root))}
+    policies = _policy_schema(root)
     archs = {"enum": list(plugin_names("archs", root))}
     target = _object(_keys(TARGET, arch=archs), required=("arch",))
     # One alternative for each rule, distinguished by a constant: editors that skip if/then still complete from it.
@@ -40,7 +41,7 @@ def json_schema(root: Path) -> Schema:
         "artifact": _object(_keys(ARTIFACT), required=ARTIFACT),
         "toolchain": _object(_keys(TOOLCHAIN)),
         "target": {"type": "object", "minProperties": 1, "propertyNames": ARTIFACT["name"].schema, "additionalProperties": target},
-        "defaults": _object(_keys(SETTINGS, policy=policies)),
+        "defaults": _object(_keys(SETTINGS, policy=policies, budget=_BUDGET)),
         "limits": _object(_keys(LIMITS)),
         "cache": _object(_keys(CACHE), required=("url",)),
         "trust": _object(_keys(TRUST), required=TRUST),
@@ -52,6 +53,14 @@ def json_schema(root: Path) -> Schema:
         **_object(properties, required=("edition", "artifact", "target", "workload")),
         "$defs": {rule.name: _rule_schema(rule, policies) for rule in rules},
     }
+
+
+def _policy_schema(root: Path) -> Schema:
+    """Return the schema of `policy`: a name, a table with a name and what a budget has, or a list of them; other options are a tuner's."""
+    named = {"enum": list(plugin_names("policies", root))}
+    table = {"type": "object", "properties": {"name": named, **_keys(BUDGET_KEYS)}, "required": ["name"]}
+    items = [named, table]
+    return {"anyOf": [*items, {"type": "array", "minItems": 1, "items": {"anyOf": items}}]}
 
 
 def _rules(root: Path) -> list[RuleAttributes]:
@@ -74,7 +83,7 @@ def _rule_schema(rule: RuleAttributes, policies: Schema) -> Schema:
     described = {name: _described(rule.attributes[name], value, summaries.get(name)) for name, value in values.items()}
     expandable = {name: _expandable(value) for name, value in described.items()}
     cases = {**WORKLOAD["cases"].schema, "items": {**_object(described), "minProperties": 1}}
-    common = _keys(WORKLOAD, rule={"const": rule.name}, policy=policies, cases=cases)
+    common = _keys(WORKLOAD, rule={"const": rule.name}, policy=policies, budget=_BUDGET, cases=cases)
     schema = _object({**common, **expandable}, required=("name", "rule"))
     schema["description"] = inspect.getdoc(rule.rule) or ""
     if rule.required:
@@ -107,6 +116,9 @@ def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:
     schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     names = list(required)
     return schema | {"required": names} if names else schema
+
+
+_BUDGET = {**_object(_keys(BUDGET_KEYS)), "minProperties": 1}
 
 
 def _summaries(rule: type[Rule]) -> dict[str, str]:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerneldecl.declare.toml_keys import Key
-from kerneldecl.model import Limits
+from kerneldecl.limits import Limits
 
 _SUMMARIES = {
     "build_secs": "Seconds to lower a rule or to build a candidate",
     "propose_secs": "Seconds to ask a policy for an entry's candidates",
+    "search_secs": "Seconds to ask a policy that searches for its next candidates",
     "prepare_secs": "Seconds to make an entry's inputs and reference",
     "verify_secs": "Seconds to verify a candidate",
     "sample_secs": "Seconds for one sample of a candidate's time",

@@ -115,11 +115,16 @@ def rule_attributes(root: Path, name: str) -> RuleAttributes:
     rule, file = load_rule(root, name), plugin_file("rules", root, name)
     with blamed(file, root, f"attributes of rule {name} cannot be read"):
         hints = get_type_hints(rule, include_extras=True)
-        attributes = {field.name: _attribute(field, hints[field.name]) for field in attribute_fields(rule)}
+        attributes = attributes_of(rule, hints)
     sentences = [sentence for attribute in attributes.values() for sentence in _defects(attribute, name)]
     if sentences:
         raise DeclarationError(Problem(displayed(file, root), sentence) for sentence in sentences)
     return RuleAttributes(name, rule, file, attributes)
+
+
+def attributes_of(dataclass: Any, hints: Mapping[str, Any]) -> dict[str, Attribute]:
+    """Return the fields of a dataclass as attributes, in order of the class."""
+    return {field.name: _attribute(field, hints[field.name]) for field in attribute_fields(dataclass)}
 
 
 def expected(hint: Any) -> str:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kerneldecl.declare.policy_values import budget_of, policy_of
 from kerneldecl.diagnostics.line_numbers import Path
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import Problem
-from kerneldecl.model import MOST_TOLERANCE
+from kerneldecl.limits import MOST_TOLERANCE, Budget
+from kerneldecl.model import Policy
 from kerneldecl.timing import DEFAULT_TIMING, TIMINGS
 from kerneldecl.toolchain.versions import PINS
 
@@ -60,7 +62,8 @@ class Settings:
     """Settings of an entry's tuning: those of its table, or the defaults."""
 
     targets: tuple[str, ...]
-    policy: str = "auto"
+    policy: Policy = "auto"
+    budget: Budget = ()
     top_k: int = 20
     tolerance: float | None = None
     timing: str = ""
@@ -69,6 +72,15 @@ class Settings:
 
 def is_name(value: object) -> bool:
     return isinstance(value, str) and NAME.fullmatch(value) is not None
+
+
+def is_policy(value: object) -> bool:
+    """Say whether a value has the form of `policy`: a name, a table with a name, or a list of them."""
+    return _is_policy_item(value) or (isinstance(value, list) and bool(value) and all(map(_is_policy_item, value)))
+
+
+def _is_policy_item(value: object) -> bool:
+    return is_name(value) or (isinstance(value, dict) and is_name(value.get("name")))
 
 
 def is_folder_name(value: object) -> bool:
@@ -97,6 +109,9 @@ _NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _NAMES_SCHEMA = {"type": "array", "items": _NAME_SCHEMA, "uniqueItems": True}
 
 
+_POLICY_ITEMS = [_NAME_SCHEMA, {"type": "object", "properties": {"name": _NAME_SCHEMA}, "required": ["name"]}]
+
+
 def name_key(summary: str) -> Key:
     return Key(is_name, f"a name of {_LETTERS}", _NAME_SCHEMA, summary)
 
@@ -121,7 +136,18 @@ SETTINGS: Mapping[str, Key] = {
         {**_NAMES_SCHEMA, "minItems": 1},
         "Targets to build for; all of the file by default.",
     ),
-    "policy": name_key("Policy that proposes candidates."),
+    "policy": Key(
+        is_policy,
+        f"a name of {_LETTERS}, a table with a name and options, or a list of them",
+        {"anyOf": [*_POLICY_ITEMS, {"type": "array", "minItems": 1, "items": {"anyOf": _POLICY_ITEMS}}]},
+        "Policy that proposes candidates, or several: what one has measured starts the next.",
+    ),
+    "budget": Key(
+        lambda value: isinstance(value, dict) and bool(value),
+        "a table such as { trials = 200, seconds = 60, stop_at = 0.95 }",
+        {"type": "object", "minProperties": 1},
+        "What the search of an entry may take.",
+    ),
     "top_k": Key(
         lambda value: type(value) is int and value > 0,
         "an integer above 0",
@@ -203,24 +229,22 @@ def missing_keys(table: Mapping[str, object], required: Mapping[str, Key]) -> It
             yield Finding.of((), f"{key} is missing; expected {required[key].expected}")
 
 
-def unknown_settings(table: Mapping[str, Any], targets: tuple[str, ...], policies: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield each target and policy that does not exist; values that are not names are left to `wrong_values`."""
+def unknown_targets(table: Mapping[str, Any], targets: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield each target that does not exist; values that are not names are left to `wrong_values`."""
     named = table.get("targets", ())
     for target in named if _are_names(named) else ():
         if target not in targets:
             yield Finding.of(("targets",), *unknown("target", target, targets))
-    policy = table.get("policy")
-    if is_name(policy) and policy not in policies:
-        yield Finding.of(("policy",), *unknown("policy", policy, policies))
 
 
 def settings(table: Mapping[str, Any], defaults: Settings) -> Settings:
     """Return the settings of a checked table, completed by the defaults."""
     tolerance = table.get("tolerance", defaults.tolerance)
     return Settings(
-        tuple(table.get("targets", defaults.targets)),
-        table.get("policy", defaults.policy),
-        table.get("top_k", defaults.top_k),
-        None if tolerance is None else float(tolerance),
-        table.get("timing", defaults.timing),
+        targets=tuple(table.get("targets", defaults.targets)),
+        policy=policy_of(table["policy"]) if "policy" in table else defaults.policy,
+        budget=budget_of(table["budget"]) if "budget" in table else defaults.budget,
+        top_k=table.get("top_k", defaults.top_k),
+        tolerance=None if tolerance is None else float(tolerance),
+        timing=table.get("timing", defaults.timing),
     )

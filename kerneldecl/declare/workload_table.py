@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
+from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
+from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -20,16 +22,17 @@ from kerneldecl.declare.toml_keys import (
     Finding,
     Settings,
     is_name,
+    is_policy,
     missing_keys,
     settings,
-    unknown_settings,
+    unknown_targets,
     wrong_values,
 )
 from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import Value, Workload
+from kerneldecl.model import Policy, Value, Workload
 from kerneldecl.plugins.check import specialize_problem
-from kerneldecl.plugins.load import blamed
+from kerneldecl.plugins.load import blamed, kind_of
 from kerneldecl.timing import DEFAULT_TIMING
 
 MOST_FINDINGS = 100
@@ -46,9 +49,13 @@ class Scope:
     policies: tuple[str, ...]
     rules: tuple[str, ...]
     defaults: Settings
+    archs: Mapping[str, str] = field(default_factory=dict)
+    """Arch of each target."""
     timings: Mapping[str, str] = field(default_factory=dict)
     """How kernels are timed for the targets that say so."""
     loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
+    fits: dict[tuple[Policy, str], tuple[Finding, ...]] = field(default_factory=dict, compare=False)
+    """What is wrong with a policy for a target, as far as anybody has asked."""
 
     def timing(self, table: Attrs, target: str) -> str:
         """Return how an entry's kernels are timed: as its own table says, else its target's, else the defaults."""
@@ -63,6 +70,30 @@ class Scope:
                 self.loaded[name] = error
         return self.loaded[name]
 
+    def settings_findings(self, table: Attrs) -> Iterator[Finding]:
+        """Yield the targets and policies of a table that do not exist, and the mistakes of policies and of a budget."""
+        yield from unknown_targets(table, self.targets)
+        if "budget" in table:
+            yield from budget_findings(table["budget"])
+        if "policy" in table:
+            yield from policy_findings(table["policy"], self.root, self.policies)
+
+    def kind_findings(self, table: Attrs) -> Iterator[Finding]:
+        """Yield the policies of an entry that are not for the arch of one of its targets; what is wrong in itself is left out."""
+        policy = policy_of(table["policy"]) if is_policy(table.get("policy")) else self.defaults.policy
+        named = table.get("targets", self.defaults.targets)
+        for target in (target for target in (named if isinstance(named, list | tuple) else ()) if target in self.archs):
+            if (policy, target) not in self.fits:
+                self.fits[policy, target] = tuple(self._kind_findings(policy, target))
+            yield from self.fits[policy, target]
+
+    def _kind_findings(self, policy: Policy, target: str) -> Iterator[Finding]:
+        try:
+            kind = kind_of(self.root, self.archs[target])
+        except DeclarationError:
+            return  # reported where the target is declared
+        yield from kind_findings(policy, self.root, self.policies, {target: kind})
+
 
 @dataclass(frozen=True)
 class Expansion:
@@ -76,7 +107,8 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     """Return the workloads of one table: the last list's values change fastest, the targets of an entry follow each other."""
     findings = [*missing_keys(table, _REQUIRED), *wrong_values(table, WORKLOAD)]
     cases_are_right = not any(finding.path == ("cases",) for finding in findings)
-    findings += unknown_settings(table, scope.targets, scope.policies)
+    findings += scope.settings_findings(table)
+    findings += scope.kind_findings(table)
     findings += _specialize_findings(table.get("specialize"), scope.root)
     rule = _rule(table, scope, findings)
     if rule is None or not cases_are_right:
@@ -108,6 +140,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 line=line,
                 generation=table.get("generation", 0),
                 specialize=table.get("specialize", ""),
+                budget=chosen.budget,
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
                 timing=scope.timing(table, target),
             )

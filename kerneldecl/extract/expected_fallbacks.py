@@ -14,7 +14,7 @@ from kerneldecl.extract.edit_toml import Function
 from kerneldecl.model import FALLBACKS, Arch, IterSpace, Workload
 from kerneldecl.planning.fallbacks import Call, calls_of, share
 from kerneldecl.plugins.load import load_arch, load_module
-from kerneldecl.plugins.policy_order import policies_behind
+from kerneldecl.plugins.policy_order import ranking_policies
 from kerneldecl.serial import space_from_json
 
 Described = Mapping[str, Any]
@@ -39,6 +39,6 @@ def expected_fallbacks(root: Path, model: str, functions: Mapping[Function, Desc
 
 
 def _is_left_to_fallback(root: Path, workload: Workload, arch: Arch, space: IterSpace) -> bool:
-    policies = (load_module("policies", root, name) for name in policies_behind(root, workload.policy, arch.kind))
+    policies = (load_module("policies", root, name) for name in ranking_policies(root, workload.policy, arch.kind))
     proposals = (proposal for policy in policies for proposal in policy.propose(space, arch, 1))
     return all(proposal.candidate.template in FALLBACKS for proposal in proposals)

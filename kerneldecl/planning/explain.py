@@ -6,10 +6,12 @@ has produced (a computation, a list of candidates) by what differs for that acti
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.model import SPECIALIZE, Arch, Workload
+from kerneldecl.limits import BUDGET
+from kerneldecl.model import SPECIALIZE, Arch, Workload, uses
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import Before, EntryPlan, Inputs, Manifests, link_parts
@@ -124,8 +126,17 @@ def _link_cause(target: str, line: Line, gone: Mapping[str | None, str], entries
     return Cause(f"entry {entry}", ", ".join(differing) or "another kernel, or what is said of it")
 
 
+_DECLARED = frozenset(
+    {"search.tolerance", "search.generation", "search.turns", "nan", "top_k", "asked", *(f"search.budget.{name}" for name in BUDGET)}
+)
+"""Lines of manifests that stand in workloads.toml as they are."""
+
+
 def _of_candidates(policy: str, old: str | None, new: str | None) -> Cause:
-    """Return what changed of what a policy proposes, of which manifests hold count and digest."""
+    """Return what changed of what a policy proposes, of which manifests hold count and digest, or of a tuner's options."""
+    options = [None if value is None else json.loads(value) for value in (old, new)]
+    if any(each and each.startswith("{") for each in options):
+        return Cause(DECLARED, f"options of {policy}", *options)
     counts = [None if value is None else value.strip('"').partition(" ")[0] for value in (old, new)]
     if counts[0] == counts[1]:
         return Cause("candidates", f"others of {policy}, as many")
@@ -147,10 +158,11 @@ def _stated(workload: Workload, arch: Arch, line: Line) -> Cause:
     if head == "files":
         return Cause(str(dict(workload.attrs).get(rest, rest)), "its content")
     if head == "policies":
-        return Cause(f"policies of {workload.policy}", f"{rest} is asked" if new else f"{rest} is asked no more")
+        asking = ", ".join(use.name for use in uses(workload.policy))
+        return Cause(f"policies of {asking}", f"{rest} is asked" if new else f"{rest} is asked no more")
     if name == f"templates.{SPECIALIZE}":
         return Cause(DECLARED, SPECIALIZE, *(None if value is None else "there" for value in (old, new)))
-    if head == "attrs" or name in {"search.tolerance", "search.generation", "nan", "top_k"}:
+    if head == "attrs" or name in _DECLARED:
         return Cause(DECLARED, rest or name, old, new)
     if head == "arch":
         return Cause("this machine" if arch.is_detected else f"archs/{arch.name}.toml", rest, old, new)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kerneldecl.model import SPECIALIZE, Arch, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Options, Workload, uses
 from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subject
 from kerneldecl.planning.causes import Cause
 from kerneldecl.store import keys
@@ -48,13 +48,24 @@ class Inputs:
     file_attrs: Mapping[str, tuple[str, ...]]
     """Names of a rule's attributes that name files."""
     policies: Mapping[tuple[str, str], tuple[str, ...]]
-    """The policies that a declared policy stands for, in order, by (policy, kind of arch)."""
+    """The policies that a declared name stands for, in order, by (name, kind of arch)."""
     plugins: Mapping[tuple[str, str], Mapping[str, str]]
-    """Digests of those policies by name, by (policy, kind of arch)."""
+    """Digests of those policies by name, by (name, kind of arch); a tuner's with those of the policies whose space it searches."""
     template: Callable[[str], str]
     """Returns the digest of a template, by name."""
     specialize: Mapping[str, str] = field(default_factory=dict)
     """Digest of each file that an entry's `specialize` names with what it imports, by path."""
+    tuners: frozenset[str] = frozenset()
+    """The declared policies that are tuners."""
+
+
+class Asked(NamedTuple):
+    """One item of an entry's `policy`, as a worker is asked it."""
+
+    policies: tuple[str, ...]
+    """The policies that it stands for, in order."""
+    options: Options | None
+    """What is declared of a tuner's options; None where it is no tuner."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class EntryPlan:
 
     workload: Workload
     arch: Arch
-    policies: tuple[str, ...]
+    asked: tuple[Asked, ...]
     actions: tuple[Action, ...]
     lowered: Lowered | None
     groups: tuple[Group, ...]
@@ -134,18 +145,18 @@ class Past:
 def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> EntryPlan:
     """Return what the workload needs. Its tune key depends on the lowered computation, its object on the tuned winner."""
     arch = inputs.archs[workload.target]
-    policies = inputs.policies[workload.policy, arch.kind]
+    asked = _asked(workload, inputs, arch.kind)
     entry = workload.entry
     manifests: dict[Kind, str] = {"lower": _lower_manifest(workload, inputs)}
     lower, found = _judged(Subject(entry, workload.target, "lower"), workload, manifests, read, past, arch)
     if found is None:
-        return EntryPlan(workload, arch, policies, actions=(lower, *_later(workload, "lower")), lowered=None, groups=(), tuned=None)
+        return EntryPlan(workload, arch, asked, actions=(lower, *_later(workload, "lower")), lowered=None, groups=(), tuned=None)
     lowered = Lowered(found.result)
     manifests["propose"] = _propose_manifest(workload, lowered, inputs)
     propose, proposed = _judged(Subject(entry, workload.target, "propose"), workload, manifests, read, past, arch)
     if proposed is None:
         actions = (lower, propose, *_later(workload, "propose"))
-        return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=(), tuned=None)
+        return EntryPlan(workload, arch, asked, actions=actions, lowered=lowered, groups=(), tuned=None)
     groups = groups_from_json(proposed.result)
     manifests["tune"] = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
     tune, tuned = _judged(Subject(entry, workload.target, "tune"), workload, manifests, read, past, arch)
@@ -155,7 +166,7 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     result = TuneResult(tuned.key, tuned.result) if tuned else None
     # The object's action is judged once it is known whether the artifact is whole (`plan`).
     actions = (lower, propose, tune, _build_action(workload, result, is_missing=lambda _: False))
-    return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=groups, tuned=result)
+    return EntryPlan(workload, arch, asked, actions=actions, lowered=lowered, groups=groups, tuned=result)
 
 
 _ORDER: tuple[Kind, ...] = ("lower", "propose", "tune", "build")
@@ -180,7 +191,15 @@ def _files(workload: Workload, inputs: Inputs) -> dict[str, str]:
 
 def _propose_manifest(workload: Workload, lowered: Lowered, inputs: Inputs) -> str:
     arch = inputs.archs[workload.target]
-    return keys.propose_manifest(lowered.computation, arch, workload.top_k, inputs.plugins[workload.policy, arch.kind])
+    digests = [inputs.plugins[use.name, arch.kind] for use in uses(workload.policy)]
+    policies = digests[0] if len(digests) == 1 else {name: found for several in digests for name, found in several.items()}
+    return keys.propose_manifest(lowered.computation, arch, workload.top_k, policies, workload.policy)
+
+
+def _asked(workload: Workload, inputs: Inputs, kind: str) -> tuple[Asked, ...]:
+    return tuple(
+        Asked(inputs.policies[use.name, kind], use.options if use.name in inputs.tuners else None) for use in uses(workload.policy)
+    )
 
 
 class Searched(NamedTuple):
@@ -192,6 +211,8 @@ class Searched(NamedTuple):
     """Digests of the templates that the candidates name, and of the file with the user's custom kernels."""
     reference: str
     """Digest of what verdicts depend on besides the kernel."""
+    turns: tuple[int, ...] = ()
+    """The turn in which each policy is asked."""
 
 
 def searched(workload: Workload, groups: Sequence[Group], inputs: Inputs) -> Searched:
@@ -200,8 +221,8 @@ def searched(workload: Workload, groups: Sequence[Group], inputs: Inputs) -> Sea
     if workload.specialize:
         templates[SPECIALIZE] = inputs.specialize[workload.specialize]
     # The order of the policies matters as well as that of their candidates.
-    candidates = {f"{place}.{group.policy}": f"{group.count} {group.digest}" for place, group in enumerate(groups, start=1)}
-    return Searched(candidates, templates, reference(workload, inputs))
+    candidates = {f"{place}.{group.policy}": group.in_key for place, group in enumerate(groups, start=1)}
+    return Searched(candidates, templates, reference(workload, inputs), tuple(group.turn for group in groups))
 
 
 def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: Arch, toolchain: Mapping[str, str]) -> str:
@@ -211,6 +232,8 @@ def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: A
         "generation": workload.generation,
         "protocol": measuring(arch.kind, workload.timing),
         "reference": found.reference,
+        **({"turns": found.turns} if any(found.turns) else {}),
+        **{f"budget.{name}": value for name, value in workload.budget},
     }
     candidates = keys.Candidates(found.candidates, found.templates, lowered.names)
     return keys.tune_manifest(lowered.computation, arch, search, candidates, toolchain)
@@ -347,4 +370,4 @@ def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:
     if build.is_hit:
         return entry
     actions = (*entry.actions[:-1], build)
-    return EntryPlan(entry.workload, entry.arch, entry.policies, actions, lowered=entry.lowered, groups=entry.groups, tuned=entry.tuned)
+    return EntryPlan(entry.workload, entry.arch, entry.asked, actions, lowered=entry.lowered, groups=entry.groups, tuned=entry.tuned)

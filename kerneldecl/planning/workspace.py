@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kerneldecl.declare.document import Declaration, declare
+from kerneldecl.declare.document import Declaration, declare, declare_policy
 from kerneldecl.errors import DeclarationError, StaleError
+from kerneldecl.model import uses
 from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.planning.sources import Named
 from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.find import shown_in
 from kerneldecl.plugins.load import load_arch, load_rule
-from kerneldecl.plugins.policy_order import policies_behind
+from kerneldecl.plugins.policy_order import is_tuner, policies_behind, ranking_policies
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
@@ -54,6 +55,8 @@ class Workspace:
     """What stands in for the workspace's store where nothing is to be kept."""
     shared: SharedStore | None = None
     """The store with the cache that several machines share behind it, while a build uses that."""
+    is_overridden: bool = False
+    """Whether entries are tuned by another policy than the declared one, which the next build knows nothing of."""
     is_current: Callable[[], bool] = lambda: True
     """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
 
@@ -88,6 +91,14 @@ def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
         raise
 
 
+def with_policy(workspace: Workspace, text: str) -> Workspace:
+    """Return a workspace whose entries all have another policy, given as workloads.toml has it; raise DeclarationError for a mistake."""
+    declaration = workspace.declaration
+    workloads = declare_policy(workspace.sources, text, declaration)
+    fresh = workspace_of(workspace.sources, replace(declaration, workloads=workloads))
+    return replace(fresh, root=workspace.root, is_overridden=True)
+
+
 def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:
     """Return the workspace of a declaration, with the digests of what its workloads use.
 
@@ -103,12 +114,16 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
-    kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
+    kinds: set[tuple[str, str]] = {(use.name, archs[w.target].kind) for w in declaration.workloads for use in uses(w.policy)}
     policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
+    tuners = frozenset(policy for policy, _ in kinds if is_tuner(root, policy))
+    # A tuner's list depends on the policies whose space it searches.
+    searched = {chosen: ranking_policies(root, *chosen) if chosen[0] in tuners else () for chosen in policies}
+    keyed = {chosen: (*behind, *searched[chosen]) for chosen, behind in policies.items()}
     of_rules: Imports = {}
     rules = {name: plugin_files("rules", root, name, of_rules) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
-    plugins = {chosen: _policy_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
+    plugins = {chosen: _policy_files(root, several) for chosen, several in keyed.items() if digests[chosen] is None}
     found = {
         chosen: {name: noted(files_digest(root, files), files) for name, files in several.items()} for chosen, several in plugins.items()
     }
@@ -131,6 +146,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
         template=template,
+        tuners=tuners,
         specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.

@@ -18,7 +18,9 @@ from kerneldecl.rule import Rule
 
 _METHODS = ("signature", "lower", "reference", "flops")
 # Attributes share a table with these keys of every workload.
-_RESERVED = frozenset({"name", "rule", "targets", "policy", "top_k", "tolerance", "generation", "specialize", "nan", "tags", "cases"})
+_RESERVED = frozenset(
+    {"name", "rule", "targets", "policy", "budget", "top_k", "tolerance", "generation", "specialize", "nan", "tags", "cases"}
+)
 
 
 def attribute_fields(rule: Any) -> tuple[dataclasses.Field[Any], ...]:

@@ -128,6 +128,11 @@ def _no_bytecode() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
+def kind_of(root: Path, name: str) -> str:
+    """Return the kind of an arch, `cpu` or `cuda`, without looking at this machine; raise DeclarationError for a wrong file."""
+    return "cpu" if name == HOST else load_arch(root, name).kind
+
+
 def load_arch(root: Path, name: str) -> Arch:
     """Return the arch that `archs/<name>.toml` describes, or the detected one for `host`; raise DeclarationError for a wrong file."""
     if name == HOST:

@@ -5,6 +5,8 @@ nothing is imported of policies that take no part.
 
     AUTO = {"cuda": 40}       `auto` asks it for archs of this kind, those with lower numbers first
     HAS_TRACES = False        its kernels may be PrimFuncs without a trace, which `traced` leaves out
+    IS_TUNER = True           it searches what the policies of `auto` enumerate, with options of its own
+    KINDS = ("cpu",)          the kinds of arch that it is for, where that is neither what AUTO says nor any
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from kerneldecl.model import Policy, uses
 from kerneldecl.plugins.find import STANDARD, plugin_file, plugin_names
 
 _AUTO = re.compile(r"^AUTO = (\{.*\})$", re.MULTILINE)
 _HAS_NO_TRACES = re.compile(r"^HAS_TRACES = False$", re.MULTILINE)
+_KINDS = re.compile(r"^KINDS = (\(.*\))$", re.MULTILINE)
+_IS_TUNER = re.compile(r"^IS_TUNER = True$", re.MULTILINE)
 _STANDS_FOR = re.compile(r'^STANDS_FOR = "(all|traced)"$', re.MULTILINE)
 
 
@@ -27,6 +32,28 @@ def policies_behind(root: Path, name: str, kind: str) -> tuple[str, ...]:
     if stands_for is None:
         return (name,)
     return tuple(each for _, each in sorted(_in_auto(root, kind, only_traced=stands_for[1] == "traced")))
+
+
+def is_tuner(root: Path, name: str) -> bool:
+    """Say whether a policy is a tuner: it has options, and is asked again with what was measured."""
+    return bool(_IS_TUNER.search(_text(root, name)))
+
+
+def ranking_policies(root: Path, policy: Policy, kind: str) -> tuple[str, ...]:
+    """Return the policies, each once, whose candidates compete where an entry's `policy` is this one: a tuner's are those of `auto`."""
+    named = ("auto" if is_tuner(root, use.name) else use.name for use in uses(policy))
+    return tuple(dict.fromkeys(behind for name in named for behind in policies_behind(root, name, kind)))
+
+
+def why_not_for(root: Path, name: str, kind: str) -> str:
+    """Return why a policy has nothing for a kind of arch, as a phrase; empty where it is for that kind or does not say."""
+    text = _text(root, name)
+    said = _KINDS.search(text) or _AUTO.search(text)
+    kinds = tuple(ast.literal_eval(said[1])) if said else (kind,)
+    return "" if kind in kinds else f"is for {' and '.join(_NOUNS.get(each, each) for each in kinds)}"
+
+
+_NOUNS = {"cpu": "CPUs", "cuda": "GPUs"}
 
 
 def standard_order(kind: str) -> tuple[str, ...]:

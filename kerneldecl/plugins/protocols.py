@@ -5,10 +5,11 @@ Knows nothing of how plug-ins are found or loaded, nor of TVM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from kerneldecl.model import Arch, IterSpace, Proposal, Trial, Value
+from kerneldecl.model import Arch, Candidate, IterSpace, Proposal, Trial, Value
+from kerneldecl.policies.shared.search_space import SearchSpace
 
 
 class Policy(Protocol):
@@ -34,6 +35,36 @@ class SearchPolicy(Policy, Protocol):
 
     def propose_next(self, space: IterSpace, arch: Arch, top_k: int, trials: Sequence[Trial]) -> Sequence[Proposal]:
         """Return the next candidates, given all trials so far in the order of their proposals; nothing once the search is over."""
+        ...
+
+
+class Enumerating(Policy, Protocol):
+    """A policy whose search space is wider than what it ranks."""
+
+    def candidates(self, space: IterSpace, arch: Arch) -> Iterable[Candidate]:
+        """Return every candidate that its templates take for a computation, whatever its model thinks of them, in any order."""
+        ...
+
+
+class Tuner(Protocol):
+    """A policy that searches: its file says `IS_TUNER = True` on a line of its own, and `KINDS` where it is not for every kind of arch."""
+
+    Options: type
+    """A frozen dataclass with what workloads.toml may say besides a budget, each with a default. Its `problems()`, if there is such a
+    method, yields what is wrong with values that are right one by one."""
+    TRIALS: int
+    """Candidates that it tries where no budget says otherwise; 0: as many as it proposes."""
+
+    ENGINE: str
+    """Module that answers in its place, where TVM, arrays or the store are needed, if any. Its `ask` gets `spec`, which names the
+    computation and the store, and `is_over`, with which it is told what became of its last batch."""
+
+    def ask(self, search: SearchSpace, options: Any, trials: Sequence[Trial]) -> Sequence[Proposal]:
+        """Return the next candidates, given all trials so far in the order of their proposals, those of other policies first; nothing
+        once the search is over.
+
+        Pure: asked again with the same trials, it answers the same. So a search that was killed goes on where it was.
+        """
         ...
 
 

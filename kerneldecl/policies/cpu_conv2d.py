@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerneldecl.analysis.cpu_params import CpuConvParams
-from kerneldecl.model import Access, Arch, Block, Cpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.cpu import time_model as model
 
 TEMPLATES = ("cpu_conv2d",)
@@ -119,13 +119,23 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
     )
 
 
-def tilings(conv: Convolution, cpu: Cpu) -> Iterator[CpuConvParams]:
-    """Yield the search space: the register tiles that compute fastest, each with all sensible blockings."""
+def candidates(space: IterSpace, arch: Arch) -> Iterator[Candidate]:
+    """Yield every register tile that fits the registers with every blocking; nothing for what is no convolution."""
+    conv = convolution_of(space)
+    if conv is not None:
+        yield from (tiling.candidate() for tiling in tilings(conv, arch.the_cpu, every=True))
+
+
+def tilings(conv: Convolution, cpu: Cpu, *, every: bool = False) -> Iterator[CpuConvParams]:
+    """Yield the register tiles that compute fastest, each with all sensible blockings; or `every` tile and blocking."""
+    extents = model.divisors if every else _spaced
     pad_places = ("task", "root") if conv.is_padded else ("task",)
     pack_choices = (False,) if conv.panel else (False, True)
-    for tile_w, tile_f in register_tiles(conv, cpu)[: model.TILE_SHAPES]:
-        blocks_f = sorted({tile_f * count for count in _spaced(conv.f // tile_f)})
-        for block_h, block_f, pack_f, order, pad_at in itertools.product(_spaced(conv.h), blocks_f, pack_choices, ("fw", "wf"), pad_places):
+    for tile_w, tile_f in register_tiles(conv, cpu)[: None if every else model.TILE_SHAPES]:
+        blocks_f = sorted({tile_f * count for count in extents(conv.f // tile_f)})
+        for block_h, block_f, pack_f, order, pad_at in itertools.product(
+            extents(conv.h), blocks_f, pack_choices, ("fw", "wf"), pad_places
+        ):
             yield CpuConvParams(tile_w=tile_w, tile_f=tile_f, block_h=block_h, block_f=block_f, pack_f=pack_f, order=order, pad_at=pad_at)
 
 

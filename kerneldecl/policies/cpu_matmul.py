@@ -125,13 +125,21 @@ def _is_indexed_last(access: Access, axis: int) -> bool:
     return bool(dims) and dims[-1] == ((axis, 1),)
 
 
-def tilings(gemm: Gemm, cpu: Cpu) -> Iterator[Tiling]:
-    """Yield the search space: the register tiles that compute fastest, each with all sensible blockings and packings."""
-    shapes = itertools.product(register_tiles(gemm, cpu)[: model.TILE_SHAPES], _reduction_blocks(gemm, cpu))
+def candidates(space: IterSpace, arch: Arch) -> Iterator[Candidate]:
+    """Yield every register tile that fits the registers with every blocking and packing; nothing for what is no GEMM."""
+    gemm = gemm_of(space)
+    if gemm is not None:
+        yield from (tiling.candidate() for tiling in tilings(gemm, arch.the_cpu, every=True))
+
+
+def tilings(gemm: Gemm, cpu: Cpu, *, every: bool = False) -> Iterator[Tiling]:
+    """Yield the register tiles that compute fastest, each with all sensible blockings and packings; or `every` tile and blocking."""
+    most = None if every else model.TILE_SHAPES
+    shapes = itertools.product(register_tiles(gemm, cpu)[:most], _reduction_blocks(gemm, cpu))
     for (tile_m, tile_n), block_k in shapes:
         packs_m = (False, True) if gemm.m % tile_m == 0 else (True,)
         packs_n = (False, True) if gemm.n % tile_n == 0 and gemm.is_b_row_major else (True,)
-        blocks = _blocks(gemm, tile_m, tile_n, block_k or gemm.k, cpu)
+        blocks = _all_blocks(gemm, tile_m, tile_n) if every else _blocks(gemm, tile_m, tile_n, block_k or gemm.k, cpu)
         for (block_m, block_n), pack_m, pack_n, order in itertools.product(blocks, packs_m, packs_n, ORDERS):
             yield Tiling(
                 template="cpu_matmul",
@@ -144,8 +152,9 @@ def tilings(gemm: Gemm, cpu: Cpu) -> Iterator[Tiling]:
                 pack_n=pack_n,
                 order=order,
             )
-    for tile_m, tile_n in dot_tiles(gemm, cpu)[: model.TILE_SHAPES]:
-        for (block_m, block_n), order in itertools.product(_blocks(gemm, tile_m, tile_n, gemm.k, cpu), ORDERS):
+    for tile_m, tile_n in dot_tiles(gemm, cpu)[:most]:
+        blocks = _all_blocks(gemm, tile_m, tile_n) if every else _blocks(gemm, tile_m, tile_n, gemm.k, cpu)
+        for (block_m, block_n), order in itertools.product(blocks, ORDERS):
             yield Tiling(template="cpu_dot", tile_m=tile_m, tile_n=tile_n, block_m=block_m, block_n=block_n, order=order)
 
 
@@ -182,6 +191,14 @@ def _blocks(gemm: Gemm, tile_m: int, tile_n: int, panel_k: int, cpu: Cpu) -> lis
     half_bytes = cpu.l2_bytes // 2
     blocks_m = _block_extents(gemm.m, tile_m, half_bytes // (panel_k * gemm.a_bytes))
     blocks_n = _block_extents(gemm.n, tile_n, half_bytes // (panel_k * gemm.b_bytes))
+    return list(itertools.product(blocks_m, blocks_n))
+
+
+def _all_blocks(gemm: Gemm, tile_m: int, tile_n: int) -> list[tuple[int, int]]:
+    """Return all pairs of block extents that are multiples of the tile and divide the padded result."""
+    blocks_m, blocks_n = (
+        [tile * count for count in model.divisors(-(-extent // tile))] for extent, tile in ((gemm.m, tile_m), (gemm.n, tile_n))
+    )
     return list(itertools.product(blocks_m, blocks_n))
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import operator
+import sys
 from collections.abc import Iterator
 
 from kerneldecl.analysis.contraction import contraction_of
-from kerneldecl.model import Arch, IterSpace, Proposal, Value
+from kerneldecl.model import Arch, Candidate, IterSpace, Proposal, Value
 from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.hopper.operands import are_tma_loadable
@@ -49,6 +50,13 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     rivals = [_different_tiles_first(proposals) for secs, proposals in others if secs <= most_secs]
     in_turn = (proposal for each in itertools.zip_longest(*rivals) for proposal in each if proposal is not None)
     return tuple(itertools.islice(interleaved(first, in_turn), top_k))
+
+
+def candidates(space: IterSpace, arch: Arch) -> Iterator[Candidate]:
+    """Yield what every GEMM policy proposes, however slow it is predicted; nothing for what tensor cores do not take."""
+    if not isinstance(contraction_of(space), str):
+        yield from (each.candidate for policy in ON_TENSOR_CORES for each in policy.proposals(space, arch))
+        yield from (each.candidate for each in gpu_gemv.propose(space, arch, sys.maxsize))
 
 
 def _different_tiles_first(proposals: Iterator[Proposal]) -> Iterator[Proposal]:

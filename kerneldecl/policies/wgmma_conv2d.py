@@ -38,6 +38,7 @@ from kerneldecl.policies.hopper.tile_widths import N_UNIT
 from kerneldecl.policies.wgmma_matmul import MIN_SPLIT_K_TILES, SPLIT_K_MAX_WAVES
 
 TEMPLATES = ("wgmma_conv2d",)
+KINDS = ("cuda",)
 HAS_TRACES = False
 
 CONSUMERS = tuple(each for each in wgmma_matmul.CONSUMERS if each.consumers <= 2 and each.kernel_schedule != "staggered")

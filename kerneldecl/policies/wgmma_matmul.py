@@ -43,6 +43,7 @@ from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicas
 from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Result, Tiling, problem_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
+KINDS = ("cuda",)
 HAS_TRACES = False
 
 MAX_BATCH_AXES = MAX_TMA_RANK - 2

@@ -30,6 +30,7 @@ from kerneldecl.policies.hopper.operands import first_reason
 from kerneldecl.policies.hopper.time_model import launch_secs
 
 TEMPLATES = ("wgmma_window",)
+KINDS = ("cuda",)
 HAS_TRACES = False
 
 TILE_W_CHOICES = (16, 32, 64)

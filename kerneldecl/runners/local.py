@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from kerneldecl.hardware.gpu_lock import held_gpu
-from kerneldecl.model import Limits
+from kerneldecl.limits import Limits
 from kerneldecl.runners.process import Answer, Worker
 from kerneldecl.runners.worker import COMPILING
 from kerneldecl.store.scratch import scratch_folder
@@ -37,7 +37,8 @@ _LIMITED_BY = {
     "describe": "build_secs",
     "specialize": "build_secs",
     "propose": "propose_secs",
-    "propose_next": "propose_secs",
+    "propose_next": "search_secs",
+    "ask": "search_secs",
     "prepare": "prepare_secs",
     "prepare_next": "prepare_secs",
     "verify": "verify_secs",

@@ -40,7 +40,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for module in sys.argv[2:]:
-        _imported(module)
+        imported(module)
     for line in sys.stdin:
         answer = _answered(json.loads(line))
         with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
@@ -66,7 +66,7 @@ def _bound_memory(limit_bytes: int) -> None:
 
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     device = request.pop("device", None)
-    module = _imported(_OTHERS[device] if device else COMPILING)
+    module = imported(_OTHERS[device] if device else COMPILING)
     action: Callable[..., dict[str, Any]] = getattr(module, request.pop("action"))
     try:
         return action(**request)
@@ -85,7 +85,7 @@ def _place(error: Exception, request: dict[str, Any]) -> str:
     return f"{own[-1].filename.removeprefix(f'{root}/')}:{own[-1].lineno}: " if own else ""
 
 
-def _imported(name: str) -> ModuleType:
+def imported(name: str) -> ModuleType:
     """Import a module, but not torch with it: tvm_ffi and TVM do so where it is installed, which takes a worker seconds."""
     if name in sys.modules:
         return sys.modules[name]

@@ -15,9 +15,10 @@ from kerneldecl.stages.tasks import known_of
 from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.earlier import Known
 from kerneldecl.tuning.events import Finished
+from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.measure import measured_on
 from kerneldecl.tuning.records import Device, measured_here, write_result
-from kerneldecl.tuning.search import EARLIER, Outcome, why_no_winner, winner_object
+from kerneldecl.tuning.search import EARLIER, why_no_winner, winner_object
 from kerneldecl.tuning.task import BUILD_SECS, Task
 
 OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")

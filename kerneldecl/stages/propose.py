@@ -22,7 +22,7 @@ def propose_entries(session: Session) -> None:
             "device": "policy",
             "model": "",
             "root": str(workspace.sources),
-            "policies": entry.policies,
+            "policies": entry.asked,
             **asked,
         }
         answer = session.runner.measure(request, PROPOSE_SECS)

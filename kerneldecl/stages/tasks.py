@@ -47,7 +47,7 @@ def with_known(session: Session, entry: EntryPlan, task: Task) -> Task:
     """Return a task with what earlier searches know of its candidates; what their schedules compile to is not compiled again."""
     before, store = known_of(session, entry), session.workspace.store
     wanted = {proposal.candidate for group in entry.groups for proposal in group.proposals}
-    if wanted - before.trials(task.tolerance).keys():
+    if wanted - before.trials(task.tolerance).keys() or any(group.searches for group in entry.groups):
         for trial in before.built:
             manifest = build_manifest(
                 trial.schedule_digest, symbol(task.lowered.computation), task.arch, task.toolchain, task.lowered.names

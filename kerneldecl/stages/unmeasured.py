@@ -39,6 +39,10 @@ def bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path)
     for entry in waiting:
         if session.is_over:
             return
+        tuner = next((group.policy for group in entry.groups if group.options), "")
+        if tuner:
+            session.fail(entry.action("tune"), f"policy {tuner} is asked with what was measured, which no bundle can hold: build it there")
+            continue
         task = task_of(session, entry, folder / entry.action("tune").key)
         bundled, outcome = bundle.build_entry(task, _searched(session, entry), session.runner, reporter(session, entry))
         if outcome.policy:

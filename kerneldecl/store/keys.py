@@ -16,7 +16,7 @@ from json.encoder import encode_basestring_ascii
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kerneldecl.model import Arch, Workload
+from kerneldecl.model import Arch, Policy, Workload
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({float, bool, tuple})
@@ -153,9 +153,13 @@ def _declared(workload: Workload, files: Mapping[str, str]) -> dict[str, object]
     return values | {f"files.{name}": found for name, found in files.items()} if files else values
 
 
-def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str]) -> str:
-    """Return what the list of candidates depends on: `policies` gives the digest of each policy that is asked."""
-    return _written("propose", {"computation": computation, "top_k": top_k}, _asked_lines(arch, tuple(policies.items())))
+def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str], declared: Policy = "") -> str:
+    """Return what the list of candidates depends on: `policies` gives the digest of each policy that is asked.
+
+    What is `declared` counts where it is more than a name, whose policies say it all.
+    """
+    asked = {} if isinstance(declared, str) else {"asked": declared}
+    return _written("propose", {"computation": computation, "top_k": top_k, **asked}, _asked_lines(arch, tuple(policies.items())))
 
 
 @functools.lru_cache(maxsize=256)

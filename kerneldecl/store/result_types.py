@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kerneldecl.limits import BUDGET
 from kerneldecl.store.inside import is_digest
 from kerneldecl.store.keys import symbol
 from kerneldecl.store.record_text import Fields
@@ -66,9 +67,25 @@ def _are_groups(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(group, dict) and _is_group(group) for group in value)
 
 
+_GROUP = frozenset({"policy", "count", "digest", "templates", "searches", "text"})
+
+
+def _is_options_text(text: object) -> bool:
+    """Say whether a text is empty or a table as JSON whose budget, if it has any, is of numbers."""
+    if not isinstance(text, str):
+        return False
+    try:
+        options = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(options, dict) and all(_is_number(options.get(name, 0)) for name in BUDGET)
+
+
 def _is_group(group: Mapping[str, Any]) -> bool:
     templates = group.get("templates")
-    if group.keys() != {"policy", "count", "digest", "templates", "searches", "text"} or not isinstance(templates, list):
+    if group.keys() - {"turn", "options"} != _GROUP or not isinstance(templates, list):
+        return False
+    if not _is_count(group.get("turn", 0)) or not _is_options_text(group.get("options", "")):
         return False
     names = (group["policy"], *templates)
     return all(isinstance(name, str) and name.isidentifier() for name in names) and isinstance(group["text"], str)

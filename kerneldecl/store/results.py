@@ -12,9 +12,11 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from kerneldecl.errors import ArtifactError
+from kerneldecl.limits import BUDGET, Budget
 from kerneldecl.model import Candidate, IterSpace, Proposal, Trial, Value, frozen
 from kerneldecl.serial import misfit, space_from_json, trial_from_json
 from kerneldecl.store.keys import digest
@@ -108,6 +110,21 @@ class Group:
     """Whether the policy proposes more once these are measured."""
     text: str
     """The proposals as JSON."""
+    turn: int = 0
+    """Place of the declared policy in the entry's list: what one turn has measured starts the next."""
+    options: str = ""
+    """Options of a tuner, defaults filled in, as JSON; empty where the policy is none."""
+
+    @property
+    def budget(self) -> Budget:
+        """What this policy alone may take."""
+        options = json.loads(self.options) if self.options else {}
+        return tuple((name, float(options[name])) for name in BUDGET if options.get(name))
+
+    @property
+    def in_key(self) -> str:
+        """What a tuning's key has of it: a tuner's options, or count and digest of what is proposed."""
+        return self.options or f"{self.count} {self.digest}"
 
     @property
     def proposals(self) -> tuple[Proposal, ...]:
@@ -119,22 +136,37 @@ def _frozen(params: Json) -> dict[str, Value]:
     return {name: frozen(value) for name, value in params.items()}
 
 
-def groups_to_json(groups: Iterable[tuple[str, Sequence[Proposal], bool]]) -> dict[str, Any]:
-    """Return what a propose record holds: for each policy its name, its proposals, and whether it searches."""
-    return {"groups": [_group_json(*group) for group in groups]}
+class Proposed(NamedTuple):
+    """What one policy proposes, before it is a record."""
+
+    policy: str
+    proposals: Sequence[Proposal]
+    searches: bool
+    turn: int = 0
+    options: Json = MappingProxyType({})
+    """Options of a tuner, defaults filled in; empty where the policy is none."""
+    templates: Sequence[str] = ()
+    """Templates that later proposals may name."""
 
 
-def _group_json(policy: str, proposals: Sequence[Proposal], searches: bool) -> dict[str, Any]:
-    listed = [[each.candidate.template, dict(each.candidate.params), float(f"{each.predicted_secs:.4g}")] for each in proposals]
+def groups_to_json(groups: Iterable[Proposed]) -> dict[str, Any]:
+    """Return what a propose record holds."""
+    return {"groups": [_group_json(group) for group in groups]}
+
+
+def _group_json(group: Proposed) -> dict[str, Any]:
+    listed = [[each.candidate.template, dict(each.candidate.params), float(f"{each.predicted_secs:.4g}")] for each in group.proposals]
     named = [[template, params] for template, params, _ in listed]
-    return {
-        "policy": policy,
+    found = {
+        "policy": group.policy,
         "count": len(listed),
         "digest": digest(_compact(named).encode()),
-        "templates": sorted({each.candidate.template for each in proposals}),
-        "searches": searches,
+        "templates": sorted({*group.templates, *(each.candidate.template for each in group.proposals)}),
+        "searches": group.searches,
         "text": _compact(listed),
     }
+    more = {"turn": group.turn, "options": json.dumps(dict(group.options), separators=(",", ":"), sort_keys=True) if group.options else ""}
+    return {**found, **{name: value for name, value in more.items() if value}}
 
 
 def _compact(value: Any) -> str:
@@ -146,9 +178,9 @@ def groups_from_json(result: Json) -> tuple[Group, ...]:
     return tuple([_group(**group) for group in result["groups"]])
 
 
-def _group(*, policy: str, count: int, digest: str, templates: Sequence[str], searches: bool, text: str) -> Group:
+def _group(*, policy: str, count: int, digest: str, templates: Sequence[str], searches: bool, text: str, **more: Any) -> Group:
     # Ten thousand records name the same few policies, lists and templates.
-    return Group(sys.intern(policy), count, sys.intern(digest), tuple(map(sys.intern, templates)), searches, text)
+    return Group(sys.intern(policy), count, sys.intern(digest), tuple(map(sys.intern, templates)), searches, text, **more)
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,10 @@ from kerneldecl.store.protocol import Store
 from kerneldecl.store.result_types import wrong_field
 from kerneldecl.store.results import BLOBS, Lowered
 from kerneldecl.timing import measuring
+from kerneldecl.tuning.loop import Outcome, Round, search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.records import measured_here, write_result
-from kerneldecl.tuning.search import Outcome, groups, keep_objects, preferred_first, search
+from kerneldecl.tuning.search import groups, keep_objects, preferred_first
 from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
 SCHEMA = 3
@@ -57,6 +58,8 @@ class Candidates:
     built: tuple[Trial, ...]
     blobs: tuple[Mapping[str, str], ...]
     """Digests of each candidate's object, database lines and source, as a tuning record names the winner's."""
+    turn: int = 0
+    """As `search.Round` has it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def build_entry(task: Task, searched: Searched, runner: Runner, on_progress: OnP
     for group in found:
         keep_objects(task, group.built, runner)
         compiled = tuple(trial for trial in group.built if not trial.failure and task.has_object(trial.code_digest))
-        bundled.append(Candidates(group.policy, compiled, tuple(_blobs(task, compiled, runner))))
+        bundled.append(Candidates(group.policy, compiled, tuple(_blobs(task, compiled, runner)), group.turn))
         if not outcome.policy and (preferred := preferred_first(group, is_complete=True)):
             outcome = Outcome(preferred, 0, group.policy)
     (answer,) = in_order(runner.run_all([task.computation_request()], BUILD_SECS), 1)
@@ -152,7 +155,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "lowered": dict(task.lowered.json),
         "toolchain": dict(task.toolchain),
         "searched": entry.searched._asdict(),
-        "groups": [{"policy": group.policy, "candidates": _candidates_json(group)} for group in entry.groups],
+        "groups": [{"policy": group.policy, "turn": group.turn, "candidates": _candidates_json(group)} for group in entry.groups],
     }
 
 
@@ -215,7 +218,8 @@ def _entry_from_json(folder: Path, json: Json) -> Entry:
     if not isinstance(lowered, dict) or wrong_field("lower", lowered):
         raise TypeError("lowered is no lower record's result")
     texts = {name: {str(key): str(value) for key, value in json["searched"][name].items()} for name in ("candidates", "templates")}
-    searched = Searched(**texts, reference=str(json["searched"]["reference"]))
+    turns = tuple(int(turn) for turn in json["searched"].get("turns", ()))
+    searched = Searched(**texts, reference=str(json["searched"]["reference"]), turns=turns)
     task = Task(
         root=folder,
         cache=folder / "cache",
@@ -236,7 +240,7 @@ def _entry_from_json(folder: Path, json: Json) -> Entry:
 def _candidates_from_json(json: Json) -> Candidates:
     candidates = [dict(candidate) for candidate in json["candidates"]]
     blobs = tuple(candidate.pop("blobs") for candidate in candidates)
-    return Candidates(json["policy"], tuple(map(trial_from_json, candidates)), blobs)
+    return Candidates(json["policy"], tuple(map(trial_from_json, candidates)), blobs, int(json.get("turn", 0)))
 
 
 def _wrong_entry(entry: Entry, files: Json) -> str:
@@ -300,7 +304,7 @@ def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnPro
     def evaluate(built: Sequence[Trial]) -> list[Trial]:
         return measure(task, built, Preparation(task, runner, store, next_task), runner, store, on_progress)
 
-    outcome = search(((group.policy, group.built) for group in entry.groups), evaluate)
+    outcome = search((Round(group.policy, group.built, group.turn) for group in entry.groups), evaluate)
     assert outcome is not None, "a measurement is never unknown"
     if outcome.policy:
         blobs = _blobs_of(entry, outcome)

@@ -112,7 +112,23 @@ def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner:
     if "failure" in answer:
         return [replace(trial, failure=f"inputs or reference: {answer['failure']}") for trial in built]
     passed, failed = _verified(task, built, runner, on_progress)
+    on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
+    return [*_raced(task, passed, runner), *failed]
 
+
+def final(task: Task, timed: Sequence[Trial], preparation: Preparation, runner: Runner, on_progress: OnProgress) -> list[Trial]:
+    """Return candidates that were timed in different batches with the samples of one race, where what changes in between meets all.
+
+    Their libraries are in the task's folder. One that fails now has a failure.
+    """
+    if "failure" in preparation.answer():
+        return list(timed)
+    on_progress("racing", len(timed), len(timed), min(trial.run_secs for trial in timed))
+    return _raced(task, [(replace(trial, samples=(), timings=()), trial.run_secs) for trial in timed], runner)
+
+
+def _raced(task: Task, passed: Passed, runner: Runner) -> list[Trial]:
+    """Return candidates after a race, each given with the seconds of a first run; its winner is right after all its calls."""
     protocols = raced(task.arch.kind, task.workload.timing)
 
     def sample(trial: Trial, calls: int) -> list[float] | str:
@@ -124,9 +140,8 @@ def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner:
             found += got
         return [rounded(math.prod(found) ** (1 / len(found)))]
 
-    on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
     ended = _confirmed(task, race(passed, sample, budget_of(task.arch.kind, task.workload.timing)), runner)
-    return [*(_with_timings(task, ended, runner) if task.times_finalists else ended), *failed]
+    return _with_timings(task, ended, runner) if task.times_finalists else ended
 
 
 def _samples(task: Task, trial: Trial, runner: Runner, protocol: Protocol, count: tuple[int, int]) -> list[float] | str:

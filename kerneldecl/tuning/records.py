@@ -17,8 +17,11 @@ from kerneldecl.serial import trial_to_json
 from kerneldecl.store.keys import key, object_key, symbol
 from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.earlier import is_by_machine, is_open
-from kerneldecl.tuning.search import Outcome
+from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.task import Task
+
+_OF_ANY_MEANS = frozenset({SPECIALIZE, "trace", "tvm_default"})
+"""Templates whose schedules use tensor cores or not, as others decide."""
 
 
 class Device(NamedTuple):
@@ -75,7 +78,7 @@ def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
 
 def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
     """Return whether the winner uses a GPU's tensor cores, or why not; nothing where they are out of the question."""
-    if not task.arch.gpu or winner.template == SPECIALIZE:
+    if not task.arch.gpu or winner.template in _OF_ANY_MEANS:
         return {}
     found = tensor_cores(task.lowered.space, task.arch, winner.template)
     return {"tensor_cores": found} if found else {}

@@ -1,23 +1,24 @@
 """Owns the search of one workload: which candidates are proposed, in which order policies are asked, who wins.
 
-Knows nothing of plans, of records, of the store's layout or of where the runner runs things. There is one loop, `search`; what tuning,
-recalling and measuring a bundle differ in is how they evaluate candidates.
+Knows nothing of plans, of records, of the store's layout or of where the runner runs things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kerneldecl.errors import TuningError
 from kerneldecl.model import SPECIALIZE, Candidate, Proposal, Trial
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import groups_from_json
+from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
-from kerneldecl.tuning.measure import Preparation, known, measure, recall, verify
+from kerneldecl.tuning.loop import Outcome, Round, search
+from kerneldecl.tuning.measure import Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
-from kerneldecl.tuning.task import BUILD_SECS, PROPOSE_SECS, Answers, OnProgress, Runner, Task
+from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, Answers, OnProgress, Runner, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT_FIELDS = ("code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless")
@@ -26,12 +27,10 @@ BUILT = ("schedule_digest", *BUILT_FIELDS, "failure")
 """Fields of a trial that a build's answer gives."""
 EARLIER = "earlier"
 """Stands for the policy where a candidate of an earlier list wins."""
+FINALISTS = 8
+"""Candidates of all batches that race once more at the end of a search."""
 BUILT_AT_ONCE = 4
 """Candidates that are compiled side by side where the first ones may be enough."""
-
-Item = TypeVar("Item")
-"""What stands for a candidate before it is evaluated: a proposal, or a trial that was built elsewhere."""
-
 
 Evaluate = Callable[[Sequence[Proposal]], list[Trial] | None]
 
@@ -41,42 +40,7 @@ class Built(NamedTuple):
 
     policy: str
     built: tuple[Trial, ...]
-
-
-class Outcome(NamedTuple):
-    """What became of a workload's candidates."""
-
-    trials: list[Trial]
-    """Winner first. Where there is none, the first has a failure."""
-    tied: int
-    """How many others noise cannot tell from the winner."""
-    policy: str
-    """The policy that proposed the winner; empty where there is none."""
-
-
-def search(
-    rounds: Iterable[tuple[str, Sequence[Item]]],
-    evaluate: Callable[[Sequence[Item]], list[Trial] | None],
-    propose_next: Callable[[str, Sequence[Trial]], Sequence[Item]] = lambda *_: (),
-) -> Outcome | None:
-    """Evaluate candidates until a policy has one that passes verification; return what became of all.
-
-    `rounds` gives each policy with its first candidates. A policy that searches is asked again with its trials, by `propose_next`,
-    until it proposes nothing more. Return None as soon as `evaluate` does: it cannot tell.
-    """
-    failed: list[Trial] = []
-    for policy, first in rounds:
-        trials, candidates = list[Trial](), first
-        while candidates:
-            evaluated = evaluate(candidates)
-            if evaluated is None:
-                return None
-            trials += evaluated
-            candidates = propose_next(policy, trials)
-        if any(trial.samples for trial in trials):
-            return Outcome(*ranking([*trials, *failed]), policy)
-        failed += trials
-    return Outcome(failed, 0, "")
+    turn: int = 0
 
 
 def tune(
@@ -92,9 +56,11 @@ def tune(
     `prefetched` returns the answers to what `request_first` has requested already, if it has. `next_task` is tuned next.
     """
     pending = prefetched
+    batches = 0
 
     def evaluate(proposals: Sequence[Proposal], *, is_second: bool = False) -> list[Trial]:
-        nonlocal pending
+        nonlocal pending, batches
+        batches += not is_second
         preparation = Preparation(task, runner, store, next_task)
         if task.arch.gpu:
             preparation.start()  # its compilers take seconds, and so do the references of its large operators
@@ -109,9 +75,27 @@ def tune(
         found = {trial.candidate: trial for trial in repeated}
         return [found.get(trial.candidate, trial) for trial in trials]
 
-    outcome = search(_first_proposals(task), _with_known(task, evaluate), _asking_next(task, runner))
+    allowance = Allowance(task.workload.budget, least_secs(task)) if task.workload.budget else None
+    outcome = search(_rounds(task), _with_known(task, evaluate), _asking_next(task, runner), allowance, _telling(task, runner))
     assert outcome is not None, "a measurement is never unknown"
-    return _with_verified_winner(task, _with_own_code(task, outcome, runner), runner, store)
+    outcome = _with_own_code(task, outcome, runner)
+    if batches > 1 or (batches and task.known):
+        outcome = _after_final(task, outcome, Preparation(task, runner, store), runner, on_progress)
+    return _with_verified_winner(task, outcome, runner, store)
+
+
+def _after_final(task: Task, outcome: Outcome, preparation: Preparation, runner: Runner, on_progress: OnProgress) -> Outcome:
+    """Return the outcome of a search in several batches after a race of the fastest of all: times of different batches do not compare."""
+    fastest = [trial for trial in outcome.trials if trial.samples and trial.error is not None and trial.code_digest]
+    fastest = sorted(fastest, key=lambda trial: trial.run_secs)[:FINALISTS]
+    if not any(group.searches for group in task.groups) or len(fastest) < 2:
+        return outcome
+    _keep_libraries(task, fastest, runner)
+    places = {trial.candidate: place for place, trial in enumerate(outcome.trials)}
+    raced = final(task, sorted(fastest, key=lambda trial: places[trial.candidate]), preparation, runner, on_progress)
+    first, tied = ranking(raced)
+    names = {trial.candidate for trial in raced}
+    return outcome.with_trials([*first, *(trial for trial in outcome.trials if trial.candidate not in names)], tied)
 
 
 def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
@@ -125,8 +109,7 @@ def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
         is_same = built.schedule_digest == winner.schedule_digest
         why = built.failure or f"template {winner.candidate.template} depends on names in the computation, which are others now"
         now = replace(winner, code_digest=built.code_digest) if is_same else excluded(winner, why)
-        trials, tied = ranking([now, *others])
-        outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
+        outcome = outcome.with_trials(*ranking([now, *others]))
     return outcome
 
 
@@ -136,8 +119,7 @@ def _with_verified_winner(task: Task, outcome: Outcome, runner: Runner, store: S
         winner, *others = outcome.trials
         _keep_libraries(task, [winner], runner)
         verdict = verify(task, winner, Preparation(task, runner, store), runner)
-        trials, tied = ranking([verdict, *others])
-        outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
+        outcome = outcome.with_trials(*ranking([verdict, *others]))
     return outcome
 
 
@@ -171,7 +153,7 @@ def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, 
                 break
         return [*trials, *(Trial(proposal.candidate, proposal.predicted_secs) for proposal in proposals[len(trials) :])]
 
-    outcome = search(_first_proposals(task), _with_known(task, evaluate), lambda *_: ())
+    outcome = search(_rounds(task), _with_known(task, evaluate))
     assert outcome is not None, "what is not known is left open"
     if outcome.policy:
         return _with_own_code(task, outcome, runner)
@@ -182,15 +164,17 @@ def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, 
 
 def request_first(task: Task, runner: Runner) -> Answers | None:
     """Have built what is proposed first and not known, and return the answers to come; None where nothing is."""
-    first = next((proposals for _, proposals in _first_proposals(task)), ())
+    if task.workload.budget:
+        return None  # not all of them may be built
+    first = next((part.first for part in _rounds(task)), ())
     unknown = [proposal for proposal in first if proposal.candidate not in task.known]
     return _requested(task, unknown, runner) if unknown else None
 
 
 def groups(task: Task, runner: Runner, on_progress: OnProgress) -> Iterator[Built]:
     """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
-    for policy, proposals in _first_proposals(task):
-        yield Built(policy, tuple(build_all(task, proposals, runner, on_progress)))
+    for policy, proposals, turn in _first_proposals(task, runner):
+        yield Built(policy, tuple(build_all(task, proposals, runner, on_progress)), turn)
 
 
 def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
@@ -199,7 +183,7 @@ def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
     Candidates behind the winner are not built.
     """
     failed: list[Trial] = []
-    for policy, proposals in _first_proposals(task):
+    for policy, proposals, _ in _first_proposals(task, runner):
         built: list[Trial] = []
         for start in range(0, len(proposals), BUILT_AT_ONCE):
             built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, on_progress)
@@ -227,42 +211,69 @@ def why_no_winner(trials: Sequence[Trial]) -> str:
     return f"none of {len(trials)} candidates passed: {'; '.join(reasons[:3])}"
 
 
-def _first_proposals(task: Task) -> Iterator[tuple[str, tuple[Proposal, ...]]]:
-    """Yield each policy that proposes anything, with what it proposes without knowing any measurement.
+def _rounds(task: Task) -> Iterator[Round]:
+    """Yield each policy that proposes or searches anything, with what it proposes without knowing any measurement.
 
     The user's custom kernels stand behind what the first one proposes: none of them is linked for want of a measurement.
     """
     custom = _custom_kernels(task)
     for group in task.groups:
-        yield group.policy, (*group.proposals, *custom)
+        allowance = Allowance(group.budget, least_secs(task)) if group.budget else None
+        yield Round(group.policy, (*group.proposals, *custom), group.turn, group.searches, allowance)
         custom = ()
     if custom:
-        yield SPECIALIZE, custom
+        yield Round(SPECIALIZE, custom)
+
+
+def _first_proposals(task: Task, runner: Runner) -> Iterator[tuple[str, tuple[Proposal, ...], int]]:
+    """Yield each policy with what it proposes without knowing any measurement, and its turn; a tuner is asked for that."""
+    ask = _asking_next(task, runner)
+    for part in _rounds(task):
+        if first := tuple(part.first or ask(part, (), ())):
+            yield part.policy, first, part.turn
+
+
+def least_secs(task: Task) -> float:
+    """Return the seconds that no kernel of the task can be faster than: its arithmetic or its traffic at the device's peak."""
+    lowered, device = task.lowered, task.arch.device
+    return max(lowered.flops / device.peak_flops_per_s(lowered.space.dtype), lowered.least_bytes / device.dram_bytes_per_s)
 
 
 def _custom_kernels(task: Task) -> tuple[Proposal, ...]:
     """Return the user's custom kernels, each with the time that none can be faster than: no model knows more of them."""
     if not task.variants:
         return ()
-    lowered, device = task.lowered, task.arch.device
-    least_secs = max(lowered.flops / device.peak_flops_per_s(lowered.space.dtype), lowered.least_bytes / device.dram_bytes_per_s)
-    return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least_secs) for variant in range(task.variants))
+    least = least_secs(task)
+    return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least) for variant in range(task.variants))
 
 
-def _asking_next(task: Task, runner: Runner) -> Callable[[str, Sequence[Trial]], Sequence[Proposal]]:
-    """Return what asks a policy that searches for more, given its own trials; it gets nothing from one that does not search."""
-    searching = {group.policy for group in task.groups if group.searches}
+def _asking_next(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Proposal]]:
+    """Return what asks a policy that searches for more, given others' trials and its own; it gets nothing from one that does not."""
+    options = {group.policy: group.options for group in task.groups}
 
-    def next_proposals(policy: str, trials: Sequence[Trial]) -> tuple[Proposal, ...]:
-        if policy not in searching:
+    def next_proposals(part: Round, others: Sequence[Trial], trials: Sequence[Trial]) -> tuple[Proposal, ...]:
+        if not part.searches:
             return ()
-        own = [trial for trial in trials if trial.candidate.template != SPECIALIZE]
-        answer = runner.measure(task.next_request(policy, own), PROPOSE_SECS)
+        seen = [*others, *trials] if options[part.policy] else trials
+        own = [trial for trial in seen if trial.candidate.template != SPECIALIZE]
+        answer = runner.measure(task.next_request(part.policy, options[part.policy], own), SEARCH_SECS)
         if "failure" in answer:
             raise TuningError(f"{task.workload.entry}: {answer['failure']}")
         return tuple(proposal for group in groups_from_json(answer) for proposal in group.proposals)
 
     return next_proposals
+
+
+def _telling(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial], Sequence[Trial]], None]:
+    """Return what tells a tuner how its search has ended: it may keep what was measured."""
+    options = {group.policy: group.options for group in task.groups}
+
+    def tell(part: Round, others: Sequence[Trial], trials: Sequence[Trial]) -> None:
+        if options.get(part.policy) and trials:
+            request = task.next_request(part.policy, options[part.policy], [*others, *trials])
+            runner.measure({**request, "is_over": True}, SEARCH_SECS)
+
+    return tell
 
 
 def _requested(task: Task, proposals: Sequence[Proposal], runner: Runner) -> Answers:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Limits, Trial, Workload
+from kerneldecl.limits import Limits
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json, trial_to_json
 from kerneldecl.store import keys
@@ -19,6 +20,7 @@ from kerneldecl.store.results import Group, Lowered
 Answers = Iterator[tuple[int, Answer]]
 """Each with the position of its request, in the order in which they come."""
 BUILD_SECS, PROPOSE_SECS = Limits().build_secs, Limits().propose_secs
+SEARCH_SECS = Limits().search_secs
 PREPARE_SECS, VERIFY_SECS = Limits().prepare_secs, Limits().verify_secs
 """Limits of one request where the user declares no others. What takes longer is tried once more, and has then failed in this build."""
 OnProgress = Callable[[str, int, int, float | None], None]
@@ -109,11 +111,13 @@ class Task:
     def specialize_request(self) -> dict[str, Any]:
         return {"action": "specialize", "spec": self.spec, "arch": to_json(self.arch)}
 
-    def next_request(self, policy: str, trials: Sequence[Trial]) -> dict[str, Any]:
-        asked = {"space": self.lowered.space_json, "arch": to_json(self.arch), "top_k": self.workload.top_k}
+    def next_request(self, policy: str, options: str, trials: Sequence[Trial]) -> dict[str, Any]:
+        """Return the request that asks a policy that searches; a tuner has options."""
+        asked = {"space": self.lowered.space_json, "arch": to_json(self.arch), "top_k": self.workload.top_k, "spec": self.spec}
         found = [trial_to_json(trial) for trial in trials]
         where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
-        return {"action": "propose_next", **where, "asked": asked, "trials": found}
+        action = {"action": "ask", "options": options} if options else {"action": "propose_next"}
+        return {**action, **where, "asked": asked, "trials": found}
 
     def build_request(self, candidate: Candidate, *, force: bool = False) -> dict[str, Any]:
         where = {"arch": to_json(self.build_archs.get(candidate, self.arch)), "toolchain": dict(self.toolchain), "folder": str(self.folder)}

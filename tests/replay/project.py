@@ -15,7 +15,7 @@ from support.repository import REPOSITORY
 from kerneldecl.model import Arch, Candidate, Cpu, IterSpace, Value
 from kerneldecl.plugins.find import STANDARD, plugin_names
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
-from kerneldecl.plugins.policy_order import policies_behind, standard_order
+from kerneldecl.plugins.policy_order import is_tuner, policies_behind, standard_order
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.store.keys import digest
 
@@ -60,6 +60,10 @@ CPUS = {name: Arch(name, "cpu", "", _LLVM, cpu) for name, cpu in (("server", _SE
 """In the place of `host`, which differs from machine to machine."""
 
 
+NOT_ASKED = frozenset({"default"})
+"""Policies that propose the same for everything."""
+
+
 def arch_named(name: str) -> Arch:
     return CPUS.get(name) or load_arch(ROOT, name)
 
@@ -68,13 +72,17 @@ def policy_names() -> tuple[str, ...]:
     return plugin_names("policies", STANDARD)
 
 
+def tuner_names() -> tuple[str, ...]:
+    return tuple(name for name in policy_names() if is_tuner(STANDARD, name))
+
+
 def template_names() -> tuple[str, ...]:
     return plugin_names("templates", STANDARD)
 
 
 def asked_policies(kind: str) -> list[str]:
     """Return the policies of `auto` for a kind of arch, in their order, and then those that only other policies ask."""
-    others = {name for each in KINDS for name in standard_order(each)}
+    others = {*NOT_ASKED, *(name for each in KINDS for name in standard_order(each))}
     inner = [name for name in policy_names() if name not in others and hasattr(load_module("policies", STANDARD, name), "propose")]
     return [*standard_order(kind), *(inner if kind == "cuda" else ())]
 

@@ -22,9 +22,14 @@ ARCHS = list(dict.fromkeys(arch for each in WORKLOADS for arch in each.archs))
 NOT_FROZEN_POLICIES = {
     "auto": "names other policies; which ones and in which order is frozen before all workloads",
     "traced": "same",
+    "default": "proposes the same candidate, without parameters, for everything",
+    **dict.fromkeys(project.tuner_names(), "proposes what it is told about measurements; the spaces that it searches are other policies'"),
 }
-"""Policies that propose nothing themselves, each with what is frozen instead."""
-NOT_FROZEN_TEMPLATES: dict[str, str] = {}
+"""Policies that propose nothing of their own, each with what is frozen instead."""
+NOT_FROZEN_TEMPLATES = {
+    "trace": "its parameter is a schedule of MetaSchedule's",
+    "tvm_default": "schedules as TVM does",
+}
 
 
 def compare(kind: str, arch: str, now: Lists, names: Names, renamed: Sequence[str] = ()) -> None:

@@ -16,9 +16,9 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.graph.rule_use import Fuses
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import import read_model
-from kerneldecl.model import FALLBACKS, Arch
+from kerneldecl.model import FALLBACKS, Arch, Policy
 from kerneldecl.plugins.load import load_module
-from kerneldecl.plugins.policy_order import policies_behind
+from kerneldecl.plugins.policy_order import ranking_policies
 from kerneldecl.rule import Rule
 
 
@@ -29,13 +29,13 @@ class Form(NamedTuple):
     mod: tvm.IRModule
 
 
-def by_policies(root: Path, arch: Arch, policy: str = "auto") -> Fuses:
+def by_policies(root: Path, arch: Arch, policy: Policy = "auto") -> Fuses:
     """Return what says of a rule whether a policy proposes a kernel for it on an arch that is not the fallback."""
 
     @functools.cache
     def fuses(rule: Rule) -> bool:
         space = iter_space(canonical.lower(rule))
-        policies = (load_module("policies", root, name) for name in policies_behind(root, policy, arch.kind))
+        policies = (load_module("policies", root, name) for name in ranking_policies(root, policy, arch.kind))
         return any(each.candidate.template not in FALLBACKS for found in policies for each in found.propose(space, arch, 1))
 
     return fuses

@@ -14,7 +14,7 @@ from support.spaces import ENTRIES, FAKES, HEAD, Space
 from kerneldecl.declare.document import declare
 from kerneldecl.declare.limits import LIMITS
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import Limits
+from kerneldecl.limits import Limits
 
 
 def declaring(root: Path, table: str) -> Space:

@@ -18,7 +18,7 @@ from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import Inputs, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
-from kerneldecl.store.results import BLOBS, groups_to_json
+from kerneldecl.store.results import BLOBS, Proposed, groups_to_json
 
 BOX = read_arch("test-cpu", ARCH.encode(), "")
 WORKLOAD = Workload("a", "box", "scale", (("n", 8),), "plain", 4, None, (), 1)
@@ -89,7 +89,7 @@ class World:
                 self.linked[action.target] = action.key
             else:
                 proposals = [Proposal(Candidate.of(name, {}), 1e-6) for name in self.proposed]
-                result = {"lower": LOWERED, "propose": groups_to_json([("plain", proposals, False)]), "tune": TUNED}[kind]
+                result = {"lower": LOWERED, "propose": groups_to_json([Proposed("plain", proposals, searches=False)]), "tune": TUNED}[kind]
                 self.records[kind, action.key, action.target == "host"] = Record(action.key, action.manifest, result)
             self.manifests[action.entry, kind] = action.manifest
         return self

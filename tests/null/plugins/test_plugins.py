@@ -21,7 +21,7 @@ from kerneldecl.plugins.check import attribute_fields
 from kerneldecl.plugins.digest import files_digest, path_in_digests, plugin_files
 from kerneldecl.plugins.find import plugin_file, plugin_folders, plugin_names, shadowed_file
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
-from kerneldecl.plugins.policy_order import policies_behind, standard_order
+from kerneldecl.plugins.policy_order import is_tuner, policies_behind, standard_order
 from kerneldecl.rule import Rule
 
 Write = Callable[[Mapping[str, str]], Path]
@@ -351,5 +351,8 @@ def test_a_workspace_policy_that_names_its_place_is_asked_by_auto(write_files: W
 
 def test_every_standard_policy_names_its_place_or_is_asked_by_name_alone() -> None:
     asked = {*standard_order("cpu"), *standard_order("cuda")}
-    by_name = {"auto", "traced", "wgmma_conv2d", "wgmma_matmul", "wgmma_window"}  # gpu_matmul asks the last three
-    assert {*plugin_names("policies", STANDARD)} == asked | by_name
+    by_name = {"auto", "default", "traced", "wgmma_conv2d", "wgmma_matmul", "wgmma_window"}  # gpu_matmul asks the last three
+    names = {*plugin_names("policies", STANDARD)}
+    tuners = {name for name in names if is_tuner(STANDARD, name)}
+    assert names == asked | by_name | tuners
+    assert not tuners & (asked | by_name)

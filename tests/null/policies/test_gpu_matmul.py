@@ -237,7 +237,6 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_flat_elementwise",
         "gpu_grouped_conv2d",
         "wgmma_attention_decode",
-        "gpu_group_norm",
         "gpu_matmul",
         "gpu_gemv_i4",
     }

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from kerneldecl.model import Limits
+from kerneldecl.limits import Limits
 from kerneldecl.runners import local
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Answer

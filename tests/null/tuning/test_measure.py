@@ -20,7 +20,7 @@ from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.keys import key, measure_manifest
 from kerneldecl.store.local import LocalStore
-from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
+from kerneldecl.store.results import Lowered, Proposed, groups_from_json, groups_to_json
 from kerneldecl.timing import measuring
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import FINALIST_SAMPLES, Preparation, measure, measured_on, verify
@@ -160,7 +160,8 @@ def test_one_whose_results_differ_from_call_to_call_fails(tmp_path: Path) -> Non
     assert done["b"].samples
 
 
-TWO = groups_from_json(groups_to_json([("any", [search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")], False)]))
+PROPOSED = [search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")]
+TWO = groups_from_json(groups_to_json([Proposed("any", PROPOSED, searches=False)]))
 
 
 @pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])

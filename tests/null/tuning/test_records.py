@@ -19,10 +19,10 @@ from kerneldecl.plugins.load import load_arch
 from kerneldecl.serial import trial_from_json
 from kerneldecl.store.keys import key, manifest
 from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.store.results import BLOBS, Lowered, TuneResult, groups_from_json, groups_to_json
+from kerneldecl.store.results import BLOBS, Lowered, Proposed, TuneResult, groups_from_json, groups_to_json
 from kerneldecl.tuning import records
+from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.records import Device, measured_here, write_result
-from kerneldecl.tuning.search import Outcome
 from kerneldecl.tuning.task import Task
 
 H200, CPU = load_arch(REPOSITORY, "h200"), load_arch(REPOSITORY, "x86-64-v3")
@@ -34,7 +34,7 @@ TIMED: Mapping[str, Any] = {"error": 1e-5, "samples": (2e-6,), "schedule_digest"
 
 
 def task_in(folder: Path, arch: Arch = H200, **fields: Any) -> Task:
-    listed = groups_to_json([("plain", [Proposal(each, 1e-5) for each in (FIRST, SECOND)], False)])
+    listed = groups_to_json([Proposed("plain", [Proposal(each, 1e-5) for each in (FIRST, SECOND)], searches=False)])
     task = Task(
         root=REPOSITORY,
         workload=Workload("w", "box", "elementwise", (), "auto", 20, None, (), 1),

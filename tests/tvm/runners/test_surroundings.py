@@ -23,7 +23,7 @@ from kerneldecl.compiler import actions
 from kerneldecl.compiler.canonical import lower, module_digest
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.host import detect
-from kerneldecl.model import Limits
+from kerneldecl.limits import Limits
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners import environment

@@ -1,0 +1,46 @@
+"""Owns what the keys `policy` and `budget` of workloads.toml become: a TOML value of the right form as the model holds it.
+
+Knows nothing of which policies there are, or of which options they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kerneldecl.limits import Budget
+from kerneldecl.model import Options, Policy, Value, frozen
+
+Item = str | Mapping[str, Any]
+
+
+def items_of(value: Any) -> Sequence[Item]:
+    """Return the items of a value of the right form."""
+    return value if isinstance(value, list) else [value]
+
+
+def name_of(item: Item) -> str:
+    return item if isinstance(item, str) else str(item["name"])
+
+
+def policy_of(value: Any) -> Policy:
+    """Return what a checked value declares: a name alone as it is."""
+    items = tuple(item if isinstance(item, str) else _declared(item) for item in items_of(value))
+    return items[0] if len(items) == 1 and isinstance(items[0], str) else items
+
+
+def _declared(item: Mapping[str, Any]) -> str | tuple[str, Options]:
+    options = tuple(sorted((name, frozen_value(value)) for name, value in item.items() if name != "name"))
+    return (str(item["name"]), options) if options else str(item["name"])
+
+
+def budget_of(table: Mapping[str, Any]) -> Budget:
+    """Return a checked budget."""
+    return tuple(sorted((name, float(value)) for name, value in table.items()))
+
+
+def frozen_value(value: Any) -> Value:
+    """Return a TOML value as an option holds it: a table becomes its pairs, sorted by name."""
+    if isinstance(value, dict):
+        return tuple((name, frozen_value(item)) for name, item in sorted(value.items()))
+    return tuple(map(frozen_value, value)) if isinstance(value, list) else frozen(value)
