@@ -57,16 +57,19 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
+_GROUP = frozenset({"policy", "count", "digest", "templates", "searches", "text"})
+
+
 def _are_groups(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(group, dict) and _is_group(group) for group in value)
+    return isinstance(value, list) and all(map(_is_group, value))
 
 
-def _is_group(group: Mapping[str, Any]) -> bool:
-    templates = group.get("templates")
-    if group.keys() != {"policy", "count", "digest", "templates", "searches", "text"} or not isinstance(templates, list):
+def _is_group(group: object) -> bool:
+    templates = group.get("templates") if isinstance(group, dict) else None
+    if not isinstance(group, dict) or group.keys() != _GROUP or not isinstance(templates, list):
         return False
     names = (group["policy"], *templates)
-    return all(isinstance(name, str) and name.isidentifier() for name in names) and isinstance(group["text"], str)
+    return {*map(type, names), type(group["text"])} == {str} and all(map(str.isidentifier, names))
 
 
 def is_candidate(value: object) -> bool:
