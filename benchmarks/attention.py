@@ -45,6 +45,8 @@ DECODE = (("under 40 us", 1.2, 0.0, 40e-6), ("of 40 us and more", 1.0, 40e-6, fl
 """Decode: name, goal for cuDNN's time by ours, and the least and most seconds of cuDNN."""
 BANDWIDTHS = (("decode", 4.3, 256e6), ("decode_latent", 0.85 * 4.8, 0.0))
 """Tag, TB/s asked, and the least bytes from which they are asked."""
+FLOAT8_TFLOPS = {False: 1023.0, True: 964.0}
+"""cuDNN's published TFLOP/s for heads of 128 in float8, by whether a mask is causal; torch has no attention in float8 to time beside."""
 PAGED_SHARE = 0.97
 """Time of a contiguous cache by that of pages, at least."""
 TC_FIGURES = tuple((tag, f"{tag}: slowest, of FlashAttention", 0.95, min) for tag in ("prefill", "short", "head64", "head256", "encoder"))
@@ -142,10 +144,19 @@ def _judged_decode(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for tag, asked, least in BANDWIDTHS:
         tagged = [row for row in rows if tag in row["tags"] and row["least_bytes"] >= least]
         found += [figure(f"{tag}: TB/s", asked, min, each(tagged, lambda row: row["least_bytes"] / row["secs"] / 1e12))] if tagged else []
+    found += _judged_float8([row for row in rows if "float8" in row["tags"]])
     contiguous = {_sizes(row): row.get("secs") for row in rows if "decode_lengths" in row["tags"]}
     paged = [row for row in rows if "decode_paged" in row["tags"] and contiguous.get(_sizes(row))]
     shares = each(paged, lambda row: contiguous[_sizes(row)] / row["secs"])
     return found + ([figure("decode in pages: of a contiguous cache", PAGED_SHARE, min, shares)] if paged else [])
+
+
+def _judged_float8(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the figure of float8: arithmetic by cuDNN's published, where a head has 128 elements."""
+    published = {row["entry"]: FLOAT8_TFLOPS["causal=true" in row["entry"]] for row in rows if row["entry"].startswith("float8[")}
+    tagged = [row for row in rows if row["entry"] in published]
+    rates = each(tagged, lambda row: row["flops"] / row["secs"] / 1e12 / published[row["entry"]])
+    return [figure("float8, heads of 128: TFLOP/s by cuDNN's published", 1.00, min, rates)] if tagged else []
 
 
 def _sizes(row: Row) -> tuple[int, int]:

@@ -20,16 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from bench_support.gpu.comparison import Row, add_bytes_per_s, gpu_described
-from bench_support.gpu.figures import alone_ratio, bandwidth, dlight_ratio, figures, search_space_figure, torch_ratio, tuning_figures
+from bench_support.gpu.figures import bandwidth, dlight_ratio, figures, protocol_ratio, search_space_figure, torch_ratio, tuning_figures
 from bench_support.gpu.kernels import Entry
 from bench_support.gpu.run import Settings, comparisons, tuned_rows
 from bench_support.own_process import OwnProcess
 from bench_support.table import machine, show, show_machine, write_json
 
+from kerneldecl.timing import PROTOCOLS
+
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = (
-    "Kernels (torch, dlight, triton: their time by ours; alone: torch's by ours, each by itself for a while; "
-    "first: the model's first choice, as a share of the best)"
+    "Kernels (us, torch, dlight, triton: back to back, in turns; their time by ours. cool, steady, isolated, chained: torch's time by ours "
+    "under these protocols. first: the model's first choice, as a share of the best)"
 )
 QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
@@ -61,7 +63,8 @@ def table_row(row: Row) -> Row:
         "rate": rate,
         "unit": "TFLOP/s" if is_gemm else "GB/s",
         "torch": _rounded(torch_ratio(row)),
-        "alone": _rounded(alone_ratio(row)),
+        **{protocol: _rounded(protocol_ratio(row, protocol)) for protocol in PROTOCOLS["cuda"]},
+        "isolated us": row["protocols"]["isolated"]["best"] * 1e6,
         "dlight": _rounded(dlight_ratio(row)),
         "triton": _rounded(triton and triton["ratio"]),
         "first": _rounded(row["first_share"]),

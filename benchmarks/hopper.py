@@ -18,7 +18,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from bench_support.gpu.comparison import Row
-from bench_support.gpu.figures import each, figure, torch_ratio
+from bench_support.gpu.figures import each, figure, isolated_figures, torch_ratio
 from bench_support.gpu.run import Settings
 from bench_support.table import show, write_json
 from gpu import compared, entries_of
@@ -55,6 +55,7 @@ def judged(rows: Sequence[Row], add_bytes_per_s: float, tuning_secs: Mapping[str
     ]
     if {"plain", "fused"} <= tags:
         found.append(figure("with bias and gelu: slowest, of the plain GEMM's time", 1.03, max, fused_shares(rows), is_most=True))
+    found += isolated_figures(rows)
     shares = each(rows, lambda row: row["first_share"])
     found.append(figure("first by the model, of the best: geometric mean", 0.95, geometric_mean, shares))
     secs = {row["entry"]: tuning_secs.get(row["entry"]) for row in rows}

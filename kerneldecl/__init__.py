@@ -13,13 +13,15 @@ if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
 TYPE_CHECKING = False  # typing itself would be a quarter of a null build's imports
 if TYPE_CHECKING:
     from kerneldecl.api import build, plan
+    from kerneldecl.artifact.graph_starts import plain_starts
     from kerneldecl.artifact.load import Artifact, load
 
-__all__ = ["Artifact", "build", "load", "plan"]
+__all__ = ["Artifact", "build", "load", "plain_starts", "plan"]
 _MODULES = {
     "Artifact": "kerneldecl.artifact.load",
     "build": "kerneldecl.api",
     "load": "kerneldecl.artifact.load",  # needs neither planner nor linker
+    "plain_starts": "kerneldecl.artifact.graph_starts",
     "plan": "kerneldecl.api",
 }
 __version__ = "0.1.0"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kerneldecl.errors import TuningError
+from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
 Scalar = bool | int | float | str
 Value = Scalar | tuple["Value", ...]
@@ -65,6 +66,7 @@ class Workload:
     """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
     nan: str = ""
     """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
+    timing: str = DEFAULT_TIMING
 
     @property
     def nan_field(self) -> Mapping[str, str]:
@@ -78,7 +80,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cpu:
-    """What a policy may know of a CPU. Rates are of one core."""
+    """What a policy may know of a CPU. Rates are of one core, and so are the sizes of L1 and L2."""
 
     cores: int
     vector_bytes: int
@@ -87,9 +89,7 @@ class Cpu:
     fma_per_cycle: float
     """Fused multiply-adds of a full vector that one core starts in a cycle."""
     l1d_bytes: int
-    """Per core."""
     l2_bytes: int
-    """Per core."""
     l3_bytes: int
     """Size of the last-level cache; 0 where there is none."""
     line_bytes: int
@@ -366,7 +366,8 @@ class Trial:
     error: float | None = None
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()
-    """Seconds of one call each; empty unless the error is within the tolerance."""
+    """Seconds of one call each, by the protocol that winners are chosen by; empty unless the error is within the tolerance."""
+    timings: Timings = ()
     is_traceless: bool = False
     """Whether no schedule's trace leads to the kernel."""
     failure: str = ""
@@ -375,8 +376,7 @@ class Trial:
     @property
     def run_secs(self) -> float:
         """Median of the samples."""
-        ranked, middle = sorted(self.samples), len(self.samples) // 2
-        return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
+        return median(self.samples)
 
 
 def _shown(value: Value) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
+from kerneldecl.timing import Timings
 
 
 def to_json(value: Any) -> Any:
@@ -64,14 +65,29 @@ _ONLY_WHERE_TRUE = ("registers", "smem_bytes", "spill_bytes", "is_traceless")
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """Return what a record keeps of a trial: fields that say nothing are left out."""
-    fields = {**to_json(trial), "candidate": trial.candidate.to_json(), "predicted_secs": float(f"{trial.predicted_secs:.4g}")}
-    return {name: value for name, value in fields.items() if value not in ("", (), None) and (value or name not in _ONLY_WHERE_TRUE)}
+    predicted = float(f"{trial.predicted_secs:.4g}")
+    fields = {
+        **to_json(trial),
+        "candidate": trial.candidate.to_json(),
+        "predicted_secs": predicted,
+        "timings": timings_to_json(trial.timings),
+    }
+    return {name: value for name, value in fields.items() if value not in ("", (), {}, None) and (value or name not in _ONLY_WHERE_TRUE)}
 
 
 def trial_from_json(json: Mapping[str, Any]) -> Trial:
     """Read what `trial_to_json` wrote."""
-    fields = {**json, "candidate": Candidate.from_json(json["candidate"]), "samples": tuple(json.get("samples", ()))}
-    return Trial(**fields)
+    read = {"candidate": Candidate.from_json(json["candidate"]), "samples": tuple(json.get("samples", ()))}
+    return Trial(**{**json, **read, "timings": timings_from_json(json.get("timings", {}))})
+
+
+def timings_to_json(timings: Timings) -> dict[str, list[float]]:
+    return {protocol: list(samples) for protocol, samples in timings}
+
+
+def timings_from_json(json: Mapping[str, Sequence[float]]) -> Timings:
+    """Read what `timings_to_json` wrote."""
+    return tuple((protocol, tuple(samples)) for protocol, samples in json.items())
 
 
 def trials_from_json(json: Sequence[Mapping[str, Any]]) -> tuple[Trial, ...]:

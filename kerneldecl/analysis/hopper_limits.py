@@ -61,6 +61,11 @@ SMEM_BOX_ALIGN_BYTES = 128
 """Bytes of which the shared-memory address of a TMA box is a multiple (CUDA programming guide, asynchronous data copies)."""
 
 
+def epilogue_tile_bytes(consumer_results: int) -> int:
+    """Return the shared memory of all results of a consumer's part of a tile, of 16 bits, where TMA loads a residual's tile there."""
+    return 2 * consumer_results
+
+
 def fitting_epilogue_buffers(chunks: int, consumers: int, free_bytes: int) -> int:
     """Return how many epilogue buffers each consumer has in so much shared memory for so many chunks of results; 0 where none fits."""
     fitting = (

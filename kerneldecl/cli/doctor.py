@@ -100,7 +100,8 @@ def _host() -> Check:
     arch = host.detect()
     cpu = arch.the_cpu
     caches = f"L1d {cpu.l1d_bytes >> 10} KiB, L2 {cpu.l2_bytes >> 10} KiB a core, L3 {cpu.l3_bytes >> 20} MiB"
-    return Check("host", True, f"{arch.model}: {cpu.cores} cores, vectors of {cpu.vector_bytes} bytes, {caches}, {dict(arch.tvm_target)}")
+    level = dict(arch.tvm_target).get("mcpu", "")
+    return Check("host", True, f"{arch.model}: {cpu.cores} cores, {level or 'x86-64'}, vectors of {cpu.vector_bytes} bytes, {caches}")
 
 
 def _gpu(folder: Path) -> Check:

@@ -19,6 +19,7 @@ from kerneldecl.planning.action import Action, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.store.results import Lowered
+from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
 SCHEMA = 1
 _MOST_CAUSES = 20
@@ -129,7 +130,7 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
     if entry.tuned is None:
         return {**head, "tuned": False, "reason": _first_reason(entry), "candidates": [_verdict_json(trial) for trial in failed]}
     assert entry.lowered is not None, "what is tuned is lowered"
-    lowered, tuned = entry.lowered, entry.tuned
+    lowered, tuned, chosen_by = entry.lowered, entry.tuned, timing_in_words(entry.arch.kind, entry.workload.timing)
     # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
     peaks = tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
     roofline = _roofline(lowered, dataclasses.replace(entry.arch.device, **peaks))
@@ -145,11 +146,13 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
         "traceless": tuned.trials[0].is_traceless,
         "specialize": entry.workload.specialize,
         "tied": tuned.tied,
+        "timing": chosen_by,
+        "protocols": [protocol for protocol in PROTOCOLS[entry.arch.kind] if protocol != chosen_by],
         "tolerance": tuned.tolerance,
         "flops": lowered.json["flops"],
         "least_bytes": lowered.json["least_bytes"],
         "provenance": tuned.provenance,
-        "candidates": [_candidate_json(trial, roofline) for trial in tuned.trials],
+        "candidates": [_candidate_json(trial, roofline, chosen_by) for trial in tuned.trials],
     }
 
 
@@ -182,14 +185,23 @@ def _verdict_json(trial: Trial) -> Json:
     }
 
 
-def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
+def _candidate_json(trial: Trial, roofline: Roofline, chosen_by: str) -> Json:
     samples, fields = sorted(trial.samples), _verdict_json(trial)
     if not samples:
         return fields
     flops, moved = roofline.flops / trial.run_secs, roofline.least_bytes / trial.run_secs
     shares = {"peak_share": flops / roofline.peak_flops_per_s, "bandwidth_share": moved / roofline.dram_bytes_per_s}
     spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
-    return {**fields, "run_secs": trial.run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
+    timings = {chosen_by: trial.run_secs, **{protocol: median(found) for protocol, found in trial.timings if found}}
+    return {
+        **fields,
+        "run_secs": trial.run_secs,
+        "timings": timings,
+        **spread,
+        "gflop_per_s": flops / 1e9,
+        "gb_per_s": moved / 1e9,
+        **shares,
+    }
 
 
 def show_text(json: Json, width: int = 0) -> str:
@@ -223,8 +235,11 @@ def _candidates_text(json: Json, width: int) -> list[str]:
         lines = _with_candidates(("predicted",), expected, failed, width)
         return [*lines, f"{counted(len(failed), 'candidate')}: {verdicts}", "the first is linked: its policy ranks it first"]
     rates = ("FLOP/s", "B/s") if not width or width >= _WIDE else ()
-    rows = [_row(c, rates) for c in verified]
-    lines = _with_candidates(("time", "predicted", *rates, "of peak", "DRAM", "error"), rows, verified, width)
+    others = [protocol for protocol in json["protocols"] if any(protocol in c["timings"] for c in verified)]
+    rows = [_row(c, others, rates) for c in verified]
+    lines = _with_candidates((json["timing"], *others, "predicted", *rates, "of peak", "DRAM", "error"), rows, verified, width)
+    if missing := [protocol for protocol in json["protocols"] if protocol not in verified[0]["timings"]]:
+        lines.append(f"the winner was not timed {' or '.join(missing)}: its record is older; --retune {json['entry']} times it")
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
     if json["measured"]:
@@ -244,10 +259,11 @@ def _with_candidates(head: Sequence[str], rows: Sequence[tuple[str, ...]], candi
     return [*shared, *(mark + line for mark, line in zip(marks, wide, strict=False))]
 
 
-def _row(candidate: Json, rates: Sequence[str]) -> tuple[str, ...]:
+def _row(candidate: Json, protocols: Sequence[str], rates: Sequence[str]) -> tuple[str, ...]:
     values = [amount(candidate[field] * 1e9, unit) for field, unit in zip(("gflop_per_s", "gb_per_s"), rates, strict=False)]
     shares = f"{candidate['peak_share']:.0%}", f"{candidate['bandwidth_share']:.0%}"
-    return duration(candidate["run_secs"]), duration(candidate["predicted_secs"]), *values, *shares, _error(candidate["error"])
+    others = (duration(candidate["timings"][protocol]) if protocol in candidate["timings"] else "" for protocol in protocols)
+    return duration(candidate["run_secs"]), *others, duration(candidate["predicted_secs"]), *values, *shares, _error(candidate["error"])
 
 
 def _error(error: float | None) -> str:

@@ -12,9 +12,10 @@ from xml.sax.saxutils import quoteattr
 
 from kerneldecl.compare.verdict import Comparison, Measured, Verdict
 from kerneldecl.errors import printable
+from kerneldecl.timing import median
 
 _ORDER = (Verdict.SLOWER, Verdict.MISSING, Verdict.UNVERIFIED, Verdict.UNSURE, Verdict.FASTER, Verdict.NEW, Verdict.SAME)
-_HEAD = ("verdict", "entry", "before", "after", "change", "noise", "winner", "code", "reason")
+_HEAD = ("verdict", "entry", "before", "after", "change", "noise", "otherwise", "winner", "code", "reason")
 
 
 def summary(compared: Sequence[Comparison]) -> str:
@@ -67,6 +68,7 @@ def to_json(compared: Sequence[Comparison], budget: float) -> dict[str, Any]:
             "after": _side(each.after),
             "change": each.change,
             "noise": each.uncertainty,
+            "otherwise": dict(each.otherwise),
             "reason": each.reason,
         }
         for each in compared
@@ -82,6 +84,8 @@ def _side(measured: Measured | None) -> Mapping[str, Any] | None:
         "winner": measured.winner,
         "run_secs": measured.run_secs,
         "samples": len(measured.samples),
+        "timing": measured.timing,
+        "timings": {protocol: median(samples) for protocol, samples in measured.timings if samples},
         "verified": measured.is_verified,
         "object": measured.code,
     }
@@ -100,7 +104,8 @@ def _cells(each: Comparison) -> tuple[str, ...]:
     noise = "" if each.uncertainty is None else f"{each.uncertainty:.1%}"
     winner = _changed(before, after, lambda side: side.winner, "same")
     code = _changed(before, after, lambda side: side.code[:8], "same")
-    return (str(each.verdict), each.name, _time(before), _time(after), change, noise, winner, code, each.reason)
+    otherwise = ", ".join(f"{protocol} {found:+.1%}" for protocol, found in each.otherwise)
+    return (str(each.verdict), each.name, _time(before), _time(after), change, noise, otherwise, winner, code, each.reason)
 
 
 def _changed(before: Measured | None, after: Measured | None, what: Callable[[Measured], str], same: str) -> str:

@@ -6,6 +6,7 @@ Knows nothing of what is made of them. All of it is data that anybody may have w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from kerneldecl.planning.git_files import git_files
 from kerneldecl.planning.lockfile import locked_entries
 from kerneldecl.planning.workspace import LOCK
 from kerneldecl.store.inside import UnsafeFileError, is_digest, read_regular
+from kerneldecl.store.keys import lines_of
 from kerneldecl.store.local import LocalStore, Record, judged
 from kerneldecl.store.results import TuneResult
+from kerneldecl.timing import timing_of
 
 _MOST_LOCK_BYTES = 1 << 28
 
@@ -97,8 +100,15 @@ def _with_record(entry: Measured, record: Record | None) -> Measured:
     winner = found.trials[0]
     if str(found.winner) != entry.winner or not winner.samples or entry.run_secs is None:
         return entry  # it was measured again since
-    return Measured(
-        entry.name, entry.key, entry.winner, winner.run_secs, entry.is_verified, found.blobs["object"], winner.samples, record.manifest
+    lines = lines_of(record.manifest)
+    return replace(
+        entry,
+        run_secs=winner.run_secs,
+        code=found.blobs["object"],
+        samples=winner.samples,
+        timing=timing_of(*(lines.get(name, "").strip('"') for name in ("arch.kind", "search.protocol"))),
+        timings=winner.timings,
+        manifest=record.manifest,
     )
 
 

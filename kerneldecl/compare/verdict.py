@@ -6,12 +6,12 @@ Knows nothing of where the times come from.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kerneldecl.store.keys import changed_lines
+from kerneldecl.timing import Timings, median
 
 BUDGET = 0.02
 """Slowdown that a gate lets pass by default."""
@@ -55,6 +55,10 @@ class Measured:
     """Digest of the object file; empty where it is not known."""
     samples: tuple[float, ...] = ()
     """Seconds of single samples; empty where its record is not known."""
+    timing: str = ""
+    """The protocol that `run_secs` and `samples` are of (`kerneldecl.timing`); empty where its record is not known."""
+    timings: Timings = ()
+    """Samples under the other protocols, as far as its record has them."""
     manifest: str = ""
     """What its tuning depends on; empty where its record is not known."""
 
@@ -73,6 +77,8 @@ class Comparison:
     """Relative change that noise alone can make."""
     reason: str
     """What of the entry is not as it was."""
+    otherwise: tuple[tuple[str, float], ...] = ()
+    """Relative change of time by each protocol that the verdict is not by and both sides were timed under."""
 
     @property
     def fails(self) -> bool:
@@ -92,7 +98,8 @@ def _compared(name: str, before: Measured | None, after: Measured | None, budget
         return Comparison(name, before, after, verdict, None, None, "")
     change, noise = _change(before, after)
     verdict = Verdict.UNVERIFIED if not after.is_verified else Verdict.UNSURE if change is None else judge(change, noise, budget)
-    return Comparison(name, before, after, verdict, change, noise if change is not None else None, why_changed(before, after))
+    known = noise if change is not None else None
+    return Comparison(name, before, after, verdict, change, known, why_changed(before, after), tuple(_otherwise(before, after)))
 
 
 def judge(change: float, noise: float, budget: float) -> Verdict:
@@ -111,17 +118,27 @@ def _change(before: Measured, after: Measured) -> tuple[float | None, float]:
         return None, 0.0
     if (before.samples, before.run_secs, before.code) == (after.samples, after.run_secs, after.code):
         return 0.0, 0.0  # one and the same measurement
+    if before.timing and after.timing and before.timing != after.timing:
+        same = dict(before.timings).get(after.timing)  # another protocol has chosen it: its time is no time to compare with
+        return _change(replace(before, run_secs=median(same), samples=same, timing=after.timing), after) if same else (None, 0.0)
     noise = _BETWEEN_RUNS + _Z * math.hypot(standard_error(before.samples), standard_error(after.samples))
     return after.run_secs / before.run_secs - 1, noise
+
+
+def _otherwise(before: Measured, after: Measured) -> Iterator[tuple[str, float]]:
+    old, new = ({**dict(side.timings), **({side.timing: side.samples} if side.timing else {})} for side in (before, after))
+    for protocol in sorted((old.keys() & new.keys()) - {after.timing}):
+        if old[protocol] and new[protocol]:
+            yield protocol, median(new[protocol]) / median(old[protocol]) - 1
 
 
 def standard_error(samples: Sequence[float]) -> float:
     """Return the relative standard error of a median: 1.253 sigma / sqrt(n), with sigma from the median absolute deviation."""
     if len(samples) < 3:
         return _UNKNOWN_NOISE
-    median = statistics.median(samples)
-    sigma = 1.4826 * statistics.median(abs(sample - median) for sample in samples)
-    return 1.253 * sigma / median / math.sqrt(len(samples)) if median > 0 else _UNKNOWN_NOISE
+    middle = median(samples)
+    sigma = 1.4826 * median([abs(sample - middle) for sample in samples])
+    return 1.253 * sigma / middle / math.sqrt(len(samples)) if middle > 0 else _UNKNOWN_NOISE
 
 
 def why_changed(before: Measured, after: Measured) -> str:

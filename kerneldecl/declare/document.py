@@ -155,7 +155,12 @@ def scope_of(root: Path, document: Document) -> Scope:
         policies=plugin_names("policies", root),
         rules=plugin_names("rules", root),
         defaults=settings(defaults, Settings(targets)),
+        timings={name: table["timing"] for name, table in _table(document, "target").items() if _has_timing(table)},
     )
+
+
+def _has_timing(target: object) -> bool:
+    return isinstance(target, dict) and "timing" in target and TARGET["timing"].is_right(target["timing"])
 
 
 def _read(root: Path) -> bytes:
@@ -233,7 +238,7 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
         path = ("target", name)
         if not is_folder_name(name):
             yield Finding.of(path, f"target is named {show(name)}; expected {FOLDER_NAME}")
-        yield from _table_findings(targets, path, TARGET, required=TARGET)
+        yield from _table_findings(targets, path, TARGET, required=("arch",))
         arch = target.get("arch") if isinstance(target, dict) else None
         if isinstance(arch, str) and is_name(arch):
             yield from (finding.below(path, f"[target.{name}]") for finding in _arch_findings(arch, archs, root, cuda))

@@ -32,7 +32,7 @@ def json_schema(root: Path) -> Schema:
     rules = _rules(root)
     policies = {"enum": list(plugin_names("policies", root))}
     archs = {"enum": list(plugin_names("archs", root))}
-    target = _object(_keys(TARGET, arch=archs), required=TARGET)
+    target = _object(_keys(TARGET, arch=archs), required=("arch",))
     # One alternative for each rule, distinguished by a constant: editors that skip if/then still complete from it.
     workload = {"oneOf": [{"$ref": f"#/$defs/{rule.name}"} for rule in rules]}
     properties = {

@@ -67,11 +67,12 @@ def _regex(pattern: str) -> re.Pattern[str]:
 def _no_match(pattern: str, workloads: Sequence[Workload]) -> str:
     kind, wanted = _subject(pattern)
     prefix = f"{kind}:" if kind else ""
-    name, at, _ = wanted.partition("@")
+    name, at, target = wanted.partition("@")
     known = dict.fromkeys(each for workload in workloads for each in _subjects(kind, workload))
     near = nearest(name, known)
     if near == name:
         targets = ", ".join(dict.fromkeys(workload.target for workload in workloads if near in _subjects(kind, workload)))
         return f"no entry matches {show(pattern)}; {prefix}{near} is declared for {targets}"
-    hint = f'; did you mean "{prefix}{near}{at}{wanted.partition("@")[2]}"?' if near else ""
+    near_target = nearest(target, dict.fromkeys(workload.target for workload in workloads)) or target
+    hint = f'; did you mean "{prefix}{near}{at}{near_target}"?' if near else ""
     return f"no entry matches {show(pattern)}{hint}"

@@ -68,7 +68,7 @@ def credentials_in(table: Mapping[str, Any]) -> Iterator[Finding]:
     except ValueError:
         return
     if has_any:
-        way_out = "leave it out, and set KERNELDECL_CACHE_TOKEN, or KERNELDECL_CACHE_USER and KERNELDECL_CACHE_PASSWORD, or write a .netrc"
+        way_out = "leave it out, and write a .netrc, or set KERNELDECL_CACHE_HOST with KERNELDECL_CACHE_TOKEN (or _USER and _PASSWORD)"
         yield Finding.of(("url",), "url holds a user name or a password, which everybody can read here", way_out)
 
 

@@ -14,6 +14,7 @@ from kerneldecl.diagnostics.line_numbers import Path
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import Problem
 from kerneldecl.model import MOST_TOLERANCE
+from kerneldecl.timing import DEFAULT_TIMING, TIMINGS
 from kerneldecl.toolchain.versions import PINS
 
 FILE = "workloads.toml"
@@ -62,6 +63,8 @@ class Settings:
     policy: str = "auto"
     top_k: int = 20
     tolerance: float | None = None
+    timing: str = ""
+    """Empty where the target's holds, or the default."""
 
 
 def is_name(value: object) -> bool:
@@ -105,6 +108,12 @@ def version_key(summary: str) -> Key:
     return Key(_is_version, "a version in quotes", {"type": "string", "pattern": f"^{_VERSION.pattern}$"}, summary)
 
 
+TIMING = Key(
+    lambda value: isinstance(value, str) and value in TIMINGS,
+    f"{', '.join(TIMINGS[:-1])} or {TIMINGS[-1]}",
+    {"enum": list(TIMINGS)},
+    f"How kernels are timed when winners are chosen; {DEFAULT_TIMING} by default.",
+)
 SETTINGS: Mapping[str, Key] = {
     "targets": Key(
         lambda value: _are_names(value) and bool(value),
@@ -125,6 +134,7 @@ SETTINGS: Mapping[str, Key] = {
         {"type": "number", "minimum": 0, "maximum": MOST_TOLERANCE},
         "Relative error allowed; the rule's own by default.",
     ),
+    "timing": TIMING,
 }
 WORKLOAD: Mapping[str, Key] = {
     "name": name_key("Name of the entry; expanded attributes are appended: name[m=16]."),
@@ -168,7 +178,10 @@ ARTIFACT: Mapping[str, Key] = {
 TOOLCHAIN: Mapping[str, Key] = {
     tool: version_key(f"Version of {tool} that kernels are built with; {pin} by default.") for tool, pin in PINS.items()
 }
-TARGET: Mapping[str, Key] = {"arch": name_key("Machine to build for: the stem of a file in archs/, or host for this one.")}
+TARGET: Mapping[str, Key] = {
+    "arch": name_key("Machine to build for: the stem of a file in archs/, or host for this one."),
+    "timing": TIMING,
+}
 
 
 def unknown_keys(table: Iterable[str], known: Iterable[str]) -> Iterator[Finding]:
@@ -209,4 +222,5 @@ def settings(table: Mapping[str, Any], defaults: Settings) -> Settings:
         table.get("policy", defaults.policy),
         table.get("top_k", defaults.top_k),
         None if tolerance is None else float(tolerance),
+        table.get("timing", defaults.timing),
     )

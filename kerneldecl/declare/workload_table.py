@@ -6,7 +6,7 @@ Knows nothing of the rest of the document, nor of the line of the table.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Value, Workload
 from kerneldecl.plugins.check import specialize_problem
 from kerneldecl.plugins.load import blamed
+from kerneldecl.timing import DEFAULT_TIMING
 
 MOST_FINDINGS = 100
 """Mistakes of a kind that are reported of one table: who has made more has made one mistake many times."""
@@ -45,7 +46,13 @@ class Scope:
     policies: tuple[str, ...]
     rules: tuple[str, ...]
     defaults: Settings
+    timings: Mapping[str, str] = field(default_factory=dict)
+    """How kernels are timed for the targets that say so."""
     loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
+
+    def timing(self, table: Attrs, target: str) -> str:
+        """Return how an entry's kernels are timed: as its own table says, else its target's, else the defaults."""
+        return str(table.get("timing") or self.timings.get(target) or self.defaults.timing or DEFAULT_TIMING)
 
     def rule(self, name: str) -> RuleAttributes | DeclarationError:
         """Return a rule's attributes, or why there are none; a broken rule is imported once."""
@@ -102,6 +109,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 generation=table.get("generation", 0),
                 specialize=table.get("specialize", ""),
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
+                timing=scope.timing(table, target),
             )
             for target in chosen.targets
         ]

@@ -28,12 +28,13 @@ from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Arch, Proposal, Trial, Workload
-from kerneldecl.planning.plan import MEASURING, VERIFYING
+from kerneldecl.planning.plan import VERIFYING
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.keys import symbol
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered
+from kerneldecl.timing import measuring
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.measure import Preparation, measure
@@ -195,11 +196,12 @@ def _task(func: Any, configs: Sequence[Config], arch: Arch, root: Path) -> Task:
         groups=(),
         lowered=lowered,
         tolerance=lowered.tolerance,
-        protocol=MEASURING[arch.kind],
+        protocol=measuring(arch.kind),
         seed=int(VERIFYING["seed"]),
         reference_digest="",
         toolchain=toolchain,
         folder=root / "objects",
+        times_finalists=False,
         build_archs={config.candidate: config.arch_of(arch) for config in configs},
     )
 

@@ -80,10 +80,14 @@ def _read(key: str, value: Any) -> Any:
 
 
 def _mistakes(table: Mapping[str, Any]) -> Iterator[Mistake]:
-    kind = table.get("kind")
+    kind = table.get("kind", "")
     if kind not in _DEVICES:
-        yield ("kind",), *unknown("kind", table.get("kind", ""), _DEVICES)
-    tables = [name for known, (name, _) in _DEVICES.items() if known == kind or kind not in _DEVICES]
+        # What else a file must have depends on it.
+        wrong = f"unknown kind {show(kind)}" if "kind" in table else "kind is missing"
+        way_out = "`kerneldecl doctor --propose-arch` writes the file of this machine's GPU"
+        yield ("kind",), f"{wrong}; expected cpu, or cuda for a GPU", way_out
+        return
+    tables = [_DEVICES[kind][0]]
     known = ("kind", "model", *(("tvm_tags", "cuda_min", "cuda_max") if kind == "cuda" else ()), "tvm_target", *tables)
     yield from (((key,), *unknown("key", key, known)) for key in table if key not in known)
     if not isinstance(table.get("model", ""), str):
@@ -94,12 +98,10 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[Mistake]:
     target = list(_target_mistakes(table.get("tvm_target", {})))
     yield from target
     for name in tables:
-        # Under an unknown kind the table that is there is checked, [cpu] if there is none.
-        if kind in _DEVICES or name in table or (name == "cpu" and "gpu" not in table):
-            figures = list(_device_mistakes(name, table.get(name, {})))
-            yield from figures
-            if name == "gpu" and not target and not figures:
-                yield from _disagreements(table["tvm_target"], table["gpu"])
+        figures = list(_device_mistakes(name, table.get(name, {})))
+        yield from figures
+        if name == "gpu" and not target and not figures:
+            yield from _disagreements(table["tvm_target"], table["gpu"])
     yield from _toolkit_mistakes(table) if kind == "cuda" else ()
 
 

@@ -19,6 +19,7 @@ from kerneldecl.planning.causes import Cause
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import Group, Lowered, TuneResult, groups_from_json
+from kerneldecl.timing import measuring
 
 Manifests = Mapping[Kind, str]
 """An entry's manifests of now, as far as they are known."""
@@ -27,8 +28,6 @@ Before = Callable[[str, Kind, str], str]
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
-MEASURING: Mapping[str, str] = {"cpu": "cpu-warm-1", "cuda": "cuda-graph-cold-3"}
-"""Protocol of timing by kind of arch (runners/, tuning/race): it rises where times are no longer comparable."""
 VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-2", "seed": 20}
 """Protocol of verification, and the seed of inputs: it rises where kernels are to be verified again, and timed no more."""
 
@@ -218,7 +217,7 @@ def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: A
     search: keys.Fields = {
         "tolerance": tolerance(workload, lowered),
         "generation": workload.generation,
-        "protocol": MEASURING[arch.kind],
+        "protocol": measuring(arch.kind, workload.timing),
         "reference": found.reference,
     }
     candidates = keys.Candidates(found.candidates, found.templates, lowered.names)

@@ -23,6 +23,8 @@ from kerneldecl.analysis.hopper_limits import (
     PREFERRED_ACCUM_REGISTERS,
     RESERVED_SMEM_BYTES,
     SPLIT_K_CHOICES,
+    WARPGROUP_THREADS,
+    epilogue_tile_bytes,
 )
 from kerneldecl.analysis.params import CONV_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
@@ -232,10 +234,19 @@ def _with_stages(problem: Problem, tiling: Tiling) -> Iterator[Estimate]:
     limit = problem.gpu.smem_per_block_optin_bytes
     # The next tile's first k-tiles are loaded while this one's last are multiplied, so that short reductions want as many stages.
     most = min(MAX_STAGES, model.fitting_stages(limit, *_stage_extents(problem.gemm, tiling), _epilogue_smem_bytes(problem, tiling)))
-    for stages in (most, most - 1):
+    for stages in sorted({most, most - 1, *_roomy_stages(problem, tiling, most)}, reverse=True):
         if stages >= MIN_STAGES:
             raster_group = min(MAX_RASTER_GROUP, problem.conv.boxes(tiling.box))
             yield _estimate(problem, tiling._replace(stages=stages, raster_group=raster_group))
+
+
+def _roomy_stages(problem: Problem, tiling: Tiling, most: int) -> tuple[int, ...]:
+    """Return the most stages beside which all results of a tile have room, so that TMA loads the residual's; none without one."""
+    if not problem.has_residual or tiling.split_k > 1:
+        return ()
+    results = tiling.consumers * tiling.thread_accumulators * WARPGROUP_THREADS
+    limit = problem.gpu.smem_per_block_optin_bytes
+    return (min(most, model.fitting_stages(limit, *_stage_extents(problem.gemm, tiling), epilogue_tile_bytes(results))),)
 
 
 def _stage_extents(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:
@@ -260,8 +271,10 @@ def _estimate(problem: Problem, tiling: Tiling) -> Estimate:
     cta = model.CtaTile(tiling.block_m, tiling.block_n, tiling.is_pingpong)
     cost = model.tile_cost(gpu, problem.gemm.a.dtype, _grid(problem, tiling), cta)
     free = gpu.smem_per_block_optin_bytes - smem_bytes(problem, tiling)
-    buffers = model.epilogue_buffers(free, tiling.consumers, tiling.thread_accumulators)
-    secs = model.tiles_secs(gpu, cost, model.Pipeline(tiling.stages, buffers)) * _scattered_factor(tiling.box)
+    loads = ("threads" if tiling.split_k > 1 else "tma") if problem.has_residual else ""
+    smem = model.epilogue_smem(free, tiling.consumers, tiling.thread_accumulators, loads=loads)
+    pipeline = model.Pipeline(tiling.stages, smem.buffers, residual_chunks=smem.residual_chunks)
+    secs = model.tiles_secs(gpu, cost, pipeline) * _scattered_factor(tiling.box)
     if tiling.cluster_m * tiling.cluster_n > 1:
         secs *= CLUSTER_FACTOR
     launch = model.launch_secs(gpu, has_pdl=bool(tiling.pdl))

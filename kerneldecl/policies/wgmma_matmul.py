@@ -31,6 +31,7 @@ from kerneldecl.policies.hopper.operands import (
     TRANSPOSE_FACTOR,
     are_tma_loadable,
     first_reason,
+    has_residual,
     is_k_last_in_smem,
     is_tma_loadable,
     k_tile_items,
@@ -39,7 +40,7 @@ from kerneldecl.policies.hopper.operands import (
 )
 from kerneldecl.policies.hopper.ranking import diversified
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast, filling_block_n
-from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Tiling, problem_of, timed
+from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Result, Tiling, problem_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
 HAS_TRACES = False
@@ -91,7 +92,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     gemm = contraction_of(space)
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    by_schedule = _by_schedule(gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
+    by_schedule = _by_schedule(gemm, Result(space.blocks[-1].writes[0].dtype, has_residual(space)), arch.the_gpu)
     return diversified(best_first(found, SAME_TILE) for found in by_schedule)
 
 
@@ -137,12 +138,12 @@ def _has_one_stride(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
+def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
     """Return all tilings by kernel schedule, of the operands as they are and of copies that TMA can load."""
-    found = list(_timed_tilings(gemm, out_dtype, gpu, packing_secs=0.0))
+    found = list(_timed_tilings(gemm, result, gpu, packing_secs=0.0))
     packed, packed_bytes = _packed(gemm)
     if packed_bytes:
-        found += _timed_tilings(packed, out_dtype, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
+        found += _timed_tilings(packed, result, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
     by_schedule = defaultdict(list)
     for schedule, tilings in found:
         by_schedule[schedule].append(tilings)
@@ -157,10 +158,10 @@ def _packed(gemm: Contraction) -> tuple[Contraction, int]:
     return replace(gemm, **copies), sum(copied)
 
 
-def _timed_tilings(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
+def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
     """Yield groups of tilings with the schedule under which they are ranked."""
     for swap_ab in _swap_choices(gemm.extents[1]):
-        problem = problem_of(_swapped(gemm) if swap_ab else gemm, out_dtype, gpu, packing_secs)
+        problem = problem_of(_swapped(gemm) if swap_ab else gemm, result, gpu, packing_secs)
         for tiling in _tilings(problem.gemm, gpu, swap_ab):
             yield from timed(problem, tiling._replace(pack=int(packing_secs > 0)))
 

@@ -6,9 +6,11 @@ runtime library is loaded by itself.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import numpy as np
 
 from kerneldecl.arrays import Array, aligned, finite_rms, poisoned, relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library, tensor
+from kerneldecl.hardware.host import detect
 from kerneldecl.runners.guard_pages import Guarded, GuardedArray
 from kerneldecl.runners.host_roofline import measured_peaks
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
 from kerneldecl.runners.verification import Call, poison_byte, verified
+from kerneldecl.timing import Protocol
 
 __all__ = ["confirm", "measured_peaks", "prepare", "sample", "verify"]
 
@@ -97,14 +101,36 @@ def confirm(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     return verified(on_cpu, on_cpu.kernels.get(library) or kernel_of(load_library(Path(library)), symbol))
 
 
-def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
-    """Return seconds a call, one figure a sample, each the mean of `calls` calls back to back."""
+def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int, protocol: Protocol = "steady") -> dict[str, Any]:
+    """Return seconds a call, one figure a sample: steady ones are the mean of `calls` calls back to back, isolated ones are of one call."""
     on_cpu = _RESIDENT.of(spec)
     kernel = on_cpu.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
     on_cpu.kernels[library] = kernel
+    if protocol == "isolated":
+        return {"samples": [_isolated_secs(on_cpu, kernel) for _ in range(samples)]}
     if calls > 1:
         _secs_per_call(on_cpu, kernel, 1)  # another candidate ran before: code and data come back into the caches
     return {"samples": [_secs_per_call(on_cpu, kernel, calls) for _ in range(samples)]}
+
+
+def _isolated_secs(on_cpu: _OnCpu, kernel: Callable[..., object]) -> float:
+    """Return the seconds of a call after every core has read memory that fills its caches and the one that all share."""
+    threads, parts = _flushing()
+    for total in threads.map(np.sum, parts):
+        assert total, "the memory was read"
+    np.multiply.outer(_SMALL, _SMALL)  # another function, small enough to leave the caches as they are
+    return _secs_per_call(on_cpu, kernel, 1)
+
+
+@functools.cache
+def _flushing() -> tuple[ThreadPoolExecutor, list[Array]]:
+    """Return a thread and memory for each core: together twice the last-level cache, each twice the core's own."""
+    cpu = detect().the_cpu
+    size = 2 * max(cpu.l2_bytes, cpu.l3_bytes // cpu.cores)
+    return ThreadPoolExecutor(cpu.cores, "flush"), [np.ones(size // 8) for _ in range(cpu.cores)]
+
+
+_SMALL = np.ones(32)
 
 
 def _secs_per_call(on_cpu: _OnCpu, kernel: Callable[..., object], calls: int) -> float:

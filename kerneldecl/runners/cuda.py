@@ -18,14 +18,13 @@ from kerneldecl.hardware.cuda_driver import read_gpus
 from kerneldecl.runners import nvml
 from kerneldecl.runners.cuda_device import Device, device
 from kerneldecl.runners.gpu_arguments import WARM_SECS, OnGpu, checks
-from kerneldecl.runners.memory_layout import most_calls
+from kerneldecl.runners.gpu_timing import IDLE_SECS, sample_secs
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
 from kerneldecl.runners.verification import verified
+from kerneldecl.timing import Protocol
 
 __all__ = ["confirm", "measured_peaks", "prepare", "prepare_next", "sample", "verify"]
 
-IDLE_SECS = 0.05
-"""Time without a launch after which the GPU is warmed up again."""
 _COPY_BYTES = 1 << 29
 
 
@@ -76,19 +75,18 @@ def _verified(on_gpu: OnGpu, library: str, symbol: str) -> dict[str, Any]:
     return {**verdict, "secs": min(kernel.secs)}  # the first launch loads code, which shows in a short one
 
 
-def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
+def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int, protocol: Protocol = "cool") -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of up to `calls` launches in one graph."""
     on_gpu = _RESIDENT.of(spec)
     kernel = on_gpu.loaded(library, symbol)
-    sets = on_gpu.sets()
-    count = min(calls, most_calls(len(sets), sum(on_gpu.sizes), on_gpu.gpu.l2_bytes))
-    graph = on_gpu.graph(kernel, count)
     if time.monotonic() - _BUSY["until"] > IDLE_SECS:
         on_gpu.warm()
     if "before" not in _CONDITIONS:
         _CONDITIONS["before"] = nvml.conditions(_uuid())
-    found = [on_gpu.secs(graph) / count for _ in range(samples)]
+    found = [sample_secs(on_gpu, kernel, calls, protocol) for _ in range(samples)]
     _BUSY["until"] = time.monotonic()
+    if protocol == "steady":
+        _CONDITIONS["steady"] = nvml.conditions(_uuid())
     return {"samples": found}
 
 

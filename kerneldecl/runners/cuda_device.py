@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY
 from kerneldecl.arrays import Array
+from kerneldecl.artifact.graph_starts import plain_starts
 from kerneldecl.hardware.cuda_driver import open_driver
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -46,6 +48,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventElapsedTime": (c_void_p, c_void_p, c_void_p),
     "cuModuleLoadData": (c_void_p, c_void_p),
     "cuModuleGetFunction": (c_void_p, c_void_p, ctypes.c_char_p),
+    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
     "cuGetErrorName": (c_int, c_void_p),
     "cuGetErrorString": (c_int, c_void_p),
@@ -56,7 +59,20 @@ _CAPTURE_RELAXED = 2
 """Lets a kernel's code be loaded, and its workspace be allocated, while its launch is captured."""
 _RECORD_EXTERNAL = 1
 """Makes an event's recording part of the graph that is captured."""
-_L2_BYTES_ATTRIBUTE = 38
+_L2_BYTES_ATTRIBUTE, _CAPABILITY_ATTRIBUTES = 38, (75, 76)
+_PROGRAMMATIC_SERIALIZATION = 6
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute with a value that is one number."""
+
+    _fields_ = (("id", c_uint), ("padding", c_uint), ("value", c_int), ("rest", c_ubyte * 60))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (("extents", c_uint * 6), ("smem_bytes", c_uint), ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint))
 
 
 class CudaError(RuntimeError):
@@ -81,9 +97,10 @@ class Device:
         self._call("cuDeviceGet", ctypes.byref(device), ordinal)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
-        value = c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(value), _L2_BYTES_ATTRIBUTE, device)
-        self.l2_bytes = value.value
+        self.l2_bytes = self._attribute(_L2_BYTES_ATTRIBUTE, device)
+        capability = tuple(self._attribute(which, device) for which in _CAPABILITY_ATTRIBUTES)
+        self.has_dependent_launch = capability >= FIRST_PDL_CAPABILITY
+        """Whether a kernel may begin while the one before it ends."""
         self.stream = self._handle("cuStreamCreate", _NON_BLOCKING)
         self._events = [self._handle("cuEventCreate", 0) for _ in range(2)]
 
@@ -106,6 +123,11 @@ class Device:
         handle = c_void_p()
         self._call(function, ctypes.byref(handle), *arguments)
         return handle
+
+    def _attribute(self, which: int, device: c_int) -> int:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), which, device)
+        return value.value
 
     def free_bytes(self) -> int:
         """Return the bytes of memory that are not allocated."""
@@ -152,11 +174,20 @@ class Device:
 
     def launch(self, function: c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
         """Launch a kernel over a one-dimensional grid; arguments are ctypes values."""
-        pointers = (c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, pointers, None)
+        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, _pointers(arguments), None)
+
+    def launch_early(self, function: c_void_p, threads: int, arguments: Sequence[Any], stream: c_void_p | None = None) -> None:
+        """Launch one block with programmatic dependent launch: before the kernel ahead has ended, if that one allows it."""
+        attribute = _LaunchAttribute(_PROGRAMMATIC_SERIALIZATION, 0, 1)
+        extents = (c_uint * 6)(1, 1, 1, threads, 1, 1)
+        config = _LaunchConfig(extents, 0, stream or self.stream, ctypes.addressof(attribute), 1)
+        self._call("cuLaunchKernelEx", ctypes.byref(config), function, _pointers(arguments), None)
 
     def timed_graph(self, work: Callable[[], None]) -> Graph:
-        """Return what `work` launches on the stream as a graph that records its own beginning and end."""
+        """Return what `work` launches on the stream as a graph that records its own beginning and end.
+
+        Kernels start in it as `plain_starts` has them start in a graph of anybody's.
+        """
         self._call("cuStreamBeginCapture_v2", self.stream, _CAPTURE_RELAXED)
         try:
             self._call("cuEventRecordWithFlags", self._events[0], self.stream, _RECORD_EXTERNAL)
@@ -167,14 +198,18 @@ class Device:
             status = self._driver.cuStreamEndCapture(self.stream, ctypes.byref(captured))
         if status != 0:
             raise self._error(status)
+        plain_starts(captured.value or 0)
         graph = self._handle("cuGraphInstantiateWithFlags", captured, 0)
         self._call("cuGraphDestroy", captured)
         self._call("cuGraphUpload", graph, self.stream)
         return Graph(self, graph)
 
-    def run(self, graph: c_void_p) -> float:
-        """Launch a graph, wait for it, and return the seconds between its beginning and its end."""
+    def start(self, graph: c_void_p) -> None:
+        """Launch a graph, and do not wait for it."""
         self._call("cuGraphLaunch", graph, self.stream)
+
+    def finished(self) -> float:
+        """Wait for all work, and return the seconds between the beginning and the end of the graph that was launched last."""
         self.wait()
         millis = c_float()
         self._call("cuEventElapsedTime", ctypes.byref(millis), *self._events)
@@ -192,10 +227,23 @@ class Graph:
 
     def run(self) -> float:
         """Return the seconds that all its launches took together."""
-        return self._device.run(self._handle)
+        self.start()
+        return self.finished()
+
+    def start(self) -> None:
+        """Have it replayed, and return at once."""
+        self._device.start(self._handle)
+
+    def finished(self) -> float:
+        """Return the seconds of the replay that was started last, when it is done."""
+        return self._device.finished()
 
     def close(self) -> None:
         self._device.destroy(self._handle)
+
+
+def _pointers(arguments: Sequence[Any]) -> Any:
+    return (c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
 
 
 @functools.cache

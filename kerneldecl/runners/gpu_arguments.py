@@ -51,7 +51,7 @@ class OnGpu:
         self.placement = place(self.sizes, GUARD_BYTES)
         self.data = data if self._has_room(data) else dataclasses.replace(data, others=())
         self.kernels: dict[str, Loaded] = {}
-        self.graphs: dict[tuple[str, int, int], Graph] = {}
+        self.graphs: dict[tuple[object, ...], Graph] = {}
         self._memory: list[int] = []
         self._rest_until = 0.0
         try:
@@ -172,16 +172,27 @@ class OnGpu:
                 self._sets.append(self._arguments_at(addresses))
         return self._sets
 
-    def graph(self, kernel: Loaded, calls: int, shift: int = 0) -> Graph:
-        """Return the graph of `calls` launches, each on the next argument set; of one launch, on the arguments at a shift."""
-        which = kernel.library, calls, shift
+    @property
+    def reuses_l2(self) -> bool:
+        """Whether a second replay of a graph would find arguments of the first in L2."""
+        return len(self.sets()) * sum(self.sizes) < 2 * self.gpu.l2_bytes
+
+    def graph(self, kernel: Loaded | None, calls: int, shift: int = 0, before: Callable[[], None] | None = None) -> Graph:
+        """Return the graph of `calls` launches, each on the next argument set; of one launch, on the arguments at a shift.
+
+        `before` launches what runs before each; without a kernel, that is all that runs.
+        """
+        which = kernel and kernel.library, calls, shift, before
         if which not in self.graphs:
             sets = self.sets() if calls > 1 else self._shifted[shift > 0 :]
             chosen = [[placed.tensor() for placed in sets[call % len(sets)]] for call in range(calls)]
 
             def launch() -> None:
                 for tensors in chosen:
-                    kernel.function(*tensors)
+                    if before:
+                        before()
+                    if kernel:
+                        kernel.function(*tensors)
 
             with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", self.gpu.ordinal), self.gpu.stream.value or 0):
                 self.graphs[which] = self.gpu.timed_graph(launch)

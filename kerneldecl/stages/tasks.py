@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from kerneldecl.planning.plan import MEASURING, VERIFYING, EntryPlan, reference, tolerance
+from kerneldecl.planning.plan import VERIFYING, EntryPlan, reference, tolerance
 from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.exchange import shared_with_workers
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import build_manifest, symbol
+from kerneldecl.timing import measuring
 from kerneldecl.tuning.earlier import Earlier, Known
 from kerneldecl.tuning.events import Step
 from kerneldecl.tuning.search import BUILT_FIELDS
@@ -32,7 +33,7 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
         groups=entry.groups,
         lowered=entry.lowered,
         tolerance=tolerance(entry.workload, entry.lowered),
-        protocol=MEASURING[entry.arch.kind],
+        protocol=measuring(entry.arch.kind, entry.workload.timing),
         seed=int(VERIFYING["seed"]),
         reference_digest=reference(entry.workload, session.workspace.inputs),
         toolchain=session.workspace.inputs.toolchain,

@@ -126,7 +126,7 @@ def _check(status: int, what: str) -> None:
     if status in _OK:
         return
     if status in _NO_WRITES:
-        who = "" if status in {405, 501} else "; are the credentials right? (KERNELDECL_CACHE_TOKEN, .netrc)"
+        who = "" if status in {405, 501} else "; are the credentials right? (KERNELDECL_CACHE_TOKEN and KERNELDECL_CACHE_HOST, or .netrc)"
         raise RefusedError(f"refuses {what} (HTTP {status}){who}")
     if status < 500 and status not in _PATIENT:
         raise RefusedError(f"answers {what} with HTTP {status}")
@@ -134,12 +134,18 @@ def _check(status: int, what: str) -> None:
 
 
 def authorization_for(url: str, environment: Mapping[str, str]) -> str:
-    """Return the header's value for a server: of the environment, else of .netrc; empty where neither has any."""
-    if token := environment.get("KERNELDECL_CACHE_TOKEN"):
-        return _one_line(f"Bearer {token}")
-    user, password = environment.get("KERNELDECL_CACHE_USER"), environment.get("KERNELDECL_CACHE_PASSWORD", "")
+    """Return the header's value for a server: of the environment, else of .netrc; empty where neither has any.
+
+    Both name the host that they are for: a workspace declares the URL, and may be anybody's.
+    """
+    parts = urlsplit(url)
+    named, user, password = environment.get("KERNELDECL_CACHE_HOST", "").lower(), "", ""
+    if named and named in {parts.hostname, parts.netloc.lower()}:
+        if token := environment.get("KERNELDECL_CACHE_TOKEN"):
+            return _one_line(f"Bearer {token}")
+        user, password = environment.get("KERNELDECL_CACHE_USER", ""), environment.get("KERNELDECL_CACHE_PASSWORD", "")
     if not user:
-        user, password = _of_netrc(urlsplit(url).hostname or "", environment)
+        user, password = _of_netrc(parts.hostname or "", environment)
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
 
 

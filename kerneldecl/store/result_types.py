@@ -53,6 +53,11 @@ def _are_numbers(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
 
 
+def are_timings(value: object) -> bool:
+    """Say whether a value is samples in JSON, by protocol; none of these is empty."""
+    return isinstance(value, dict) and all(_are_numbers(samples) and samples for samples in value.values())
+
+
 def _are_texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
@@ -156,6 +161,8 @@ def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
                 return name
         elif not is_right(parsed.get(name, _ABSENT)):
             return name
+    if kind == "measure" and not are_timings(parsed.get("timings", {})):  # records of earlier versions have none
+        return "timings"
     if kind == "lower" and not isinstance(parsed.get("names", ""), str):
         return "names"
     if kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"]):

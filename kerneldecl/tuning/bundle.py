@@ -24,7 +24,7 @@ from typing import Any
 
 from kerneldecl.errors import ArtifactError, KerneldeclError, printable
 from kerneldecl.model import Arch, IterSpace, Trial, Workload, frozen
-from kerneldecl.planning.plan import MEASURING, VERIFYING, Searched, tolerance, tune_manifest
+from kerneldecl.planning.plan import VERIFYING, Searched, tolerance, tune_manifest
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, misfit, to_json, trial_from_json, trial_to_json
@@ -34,6 +34,7 @@ from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.result_types import wrong_field
 from kerneldecl.store.results import BLOBS, Lowered
+from kerneldecl.timing import measuring
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.records import measured_here, write_result
 from kerneldecl.tuning.search import Outcome, groups, keep_objects, preferred_first, search
@@ -223,7 +224,7 @@ def _entry_from_json(folder: Path, json: Json) -> Entry:
         groups=(),
         lowered=Lowered(lowered),
         tolerance=tolerance(workload, Lowered(lowered)),
-        protocol=MEASURING[arch.kind],
+        protocol=measuring(arch.kind, workload.timing),
         seed=int(VERIFYING["seed"]),
         reference_digest=searched.reference,
         toolchain={str(tool): str(version) for tool, version in json["toolchain"].items()},

@@ -16,6 +16,7 @@ from kerneldecl.runners.verdict import why_wrong
 from kerneldecl.store.keys import lines_of
 from kerneldecl.store.local import Record
 from kerneldecl.store.results import TuneResult
+from kerneldecl.tuning.race import excluded
 
 _SUBJECT = ("computation", "arch.model", "search.generation", "search.protocol")
 """Lines of a tune manifest that tell of what and how candidates are timed."""
@@ -76,7 +77,7 @@ def judged(trial: Trial, tolerance: float, *, is_same_reference: bool) -> Trial 
     if not is_same_reference:
         return replace(trial, error=None, failure="") if trial.samples else None
     if not trial.error <= tolerance:
-        return replace(trial, samples=(), failure=why_wrong(trial.error, tolerance))
+        return excluded(trial, why_wrong(trial.error, tolerance))
     return replace(trial, failure="") if trial.samples else None
 
 

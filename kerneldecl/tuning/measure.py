@@ -5,6 +5,7 @@ Knows nothing of policies, of how candidates are built, or of who wins.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -16,15 +17,19 @@ from kerneldecl.errors import KerneldeclError
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.runners.process import Answer
 from kerneldecl.runners.verdict import judged
+from kerneldecl.serial import timings_from_json, timings_to_json
 from kerneldecl.store.keys import key, measure_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
+from kerneldecl.timing import PROTOCOLS, Protocol, raced
 from kerneldecl.tuning import earlier
-from kerneldecl.tuning.race import PROTOCOLS, race, ranking
+from kerneldecl.tuning.race import budget_of, calls_in, excluded, finalists, race, ranking
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
 SPILLING_SECS = 1.0
 """Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""
+FINALIST_SAMPLES = 7
+"""Samples of a finalist under each protocol that has not chosen it."""
 
 
 class Preparation:
@@ -94,7 +99,9 @@ def prepare(task: Task, runner: Runner) -> Answer:
 
 
 def _with_result(built: Trial, result: Trial | None) -> Trial:
-    return replace(built, error=result.error, samples=result.samples, failure=result.failure) if result else built
+    if not result:
+        return built
+    return replace(built, error=result.error, samples=result.samples, timings=result.timings, failure=result.failure)
 
 
 def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, on_progress: OnProgress) -> list[Trial]:
@@ -106,13 +113,51 @@ def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner:
         return [replace(trial, failure=f"inputs or reference: {answer['failure']}") for trial in built]
     passed, failed = _verified(task, built, runner, on_progress)
 
+    protocols = raced(task.arch.kind, task.workload.timing)
+
     def sample(trial: Trial, calls: int) -> list[float] | str:
-        request = task.measure_request("sample", spec=task.measured_spec, calls=calls, samples=1, **_kernel(task, trial))
-        got = runner.measure(request, PREPARE_SECS)
-        return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
+        found: list[float] = []
+        for protocol in protocols:
+            got = _samples(task, trial, runner, protocol, (calls, 1))
+            if isinstance(got, str):
+                return got
+            found += got
+        return [rounded(math.prod(found) ** (1 / len(found)))]
 
     on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
-    return [*_confirmed(task, race(passed, sample, PROTOCOLS[task.arch.kind]), runner), *failed]
+    ended = _confirmed(task, race(passed, sample, budget_of(task.arch.kind, task.workload.timing)), runner)
+    return [*(_with_timings(task, ended, runner) if task.times_finalists else ended), *failed]
+
+
+def _samples(task: Task, trial: Trial, runner: Runner, protocol: Protocol, count: tuple[int, int]) -> list[float] | str:
+    """Return a kernel's samples under a protocol, or why there are none; `count` gives the calls of each sample, and the samples."""
+    calls, samples = count
+    request = task.measure_request(
+        "sample", spec=task.measured_spec, calls=calls, samples=samples, protocol=protocol, **_kernel(task, trial)
+    )
+    got = runner.measure(request, PREPARE_SECS)
+    return str(got["failure"]) if "failure" in got else [rounded(secs) for secs in got["samples"]]
+
+
+def rounded(secs: float) -> float:
+    return float(f"{secs:.4g}")
+
+
+def _with_timings(task: Task, raced_trials: Sequence[Trial], runner: Runner) -> list[Trial]:
+    """Return the trials, the winner and those that tied with it with samples under the protocols that have not chosen it.
+
+    A kernel that fails now has passed: it is left without them.
+    """
+    kind, timing = task.arch.kind, task.workload.timing
+    chosen, budget, protocols = finalists(raced_trials), budget_of(kind, timing), raced(kind, timing)
+    others = [protocol for protocol in PROTOCOLS[kind] if protocols != (protocol,)]
+    found: dict[str, dict[str, tuple[float, ...]]] = {trial.code_digest: {} for trial in chosen}
+    for protocol in others:
+        for trial in chosen:
+            got = _samples(task, trial, runner, protocol, (calls_in(budget.sample_secs, trial.run_secs), FINALIST_SAMPLES))
+            if not isinstance(got, str):
+                found[trial.code_digest][protocol] = tuple(got)
+    return [replace(trial, timings=tuple(sorted(found.get(trial.code_digest, {}).items()))) for trial in raced_trials]
 
 
 def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial]:
@@ -127,7 +172,7 @@ def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial
             break
         place = next(at for at, trial in enumerate(trials) if trial is winner)
         error = winner.error if "error" in answer else None  # one that crashed is not kept
-        trials[place] = replace(winner, error=error, samples=(), failure=f"after the race: {failure}")
+        trials[place] = excluded(replace(winner, error=error), f"after the race: {failure}")
         prepare(task, runner)
     return trials
 
@@ -169,9 +214,9 @@ def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -
     """Return a candidate that was timed before with a verdict by the reference of now; its library is in the task's folder."""
     answer = preparation.answer()
     if "failure" in answer:
-        return replace(trial, samples=(), failure=f"inputs or reference: {answer['failure']}")
+        return excluded(trial, f"inputs or reference: {answer['failure']}")
     verdict, _ = _verdict(task, trial, runner)
-    return replace(verdict, samples=()) if verdict.failure else verdict
+    return excluded(verdict, verdict.failure) if verdict.failure else verdict
 
 
 def _kernel(task: Task, trial: Trial) -> dict[str, str]:
@@ -194,7 +239,13 @@ def known(task: Task, code_digest: str, store: Store) -> Trial | None:
         return None
     result = found.result
     trial = Trial(
-        Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
+        candidate=Candidate("", ()),
+        predicted_secs=0.0,
+        code_digest=code_digest,
+        error=result["error"],
+        samples=tuple(result["samples"]),
+        timings=timings_from_json(result.get("timings", {})),
+        failure=result["failure"],
     )
     return earlier.judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
 
@@ -203,7 +254,9 @@ def _keep(task: Task, trial: Trial, store: Store) -> None:
     # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
     if trial.error is None:
         return
-    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure, "reference": task.reference_digest}
+    timings = {"timings": timings_to_json(trial.timings)} if trial.timings else {}
+    judged_by = {"failure": trial.failure, "reference": task.reference_digest}
+    result = {"error": trial.error, "samples": list(trial.samples), **timings, **judged_by}
     manifest, is_local = _manifest(task, trial.code_digest), task.arch.is_detected
     store.forget("measure", key(manifest), is_local=is_local)  # a verdict by another tolerance or reference
     store.write("measure", manifest, result, is_local=is_local)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kerneldecl.model import Trial
+from kerneldecl.timing import raced
 
 Sampler = Callable[[Trial, int], "list[float] | str"]
 """Times a candidate: takes it and the calls a sample is made of, returns seconds a call, or why there are none."""
@@ -36,7 +37,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class TimingProtocol:
+class Budget:
     """How much time a device is given to show its differences."""
 
     rounds: tuple[Round, ...]
@@ -46,31 +47,38 @@ class TimingProtocol:
     """Slow kernels get fewer samples, so that no round takes much longer."""
 
 
-PROTOCOLS: Mapping[str, TimingProtocol] = {
-    "cpu": TimingProtocol((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
+BUDGETS: Mapping[str, Budget] = {
+    "cpu": Budget((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
     # A first run on a GPU, with cold caches like the samples, shows which candidates are far behind: a round may be too long for that.
     # Rests are not counted in the seconds of a round: they are as long as the samples. Few launches do not show how kernels get on that
     # follow each other for long: what they leave to be written, and how the next one's blocks find room.
-    "cuda": TimingProtocol((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 1e-3, 0.2),
+    "cuda": Budget((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 1e-3, 0.2),
 }
-"""Timing protocol by kind of arch."""
+"""Budget by kind of arch."""
+_HEATED = Budget((Round(1, 1.5, 20, least=1), Round(3, 1.15, 8), Round(9, 1.06, 4, least=5)), 1e-3, 1.0)
+"""Of a GPU whose samples are steady: each comes after the kernel has heated the GPU up for longer than a sample takes."""
 NOISE = 0.005
 """Two medians closer than this are one to us."""
 
 
-def race(verified: Sequence[tuple[Trial, float]], sample: Sampler, protocol: TimingProtocol = PROTOCOLS["cpu"]) -> list[Trial]:
+def budget_of(kind: str, timing: str) -> Budget:
+    """Return the budget of a race on a kind of arch whose winner is chosen by a timing."""
+    return _HEATED if kind == "cuda" and "steady" in raced(kind, timing) else BUDGETS[kind]
+
+
+def race(verified: Sequence[tuple[Trial, float]], sample: Sampler, budget: Budget = BUDGETS["cpu"]) -> list[Trial]:
     """Return the candidates, each with its samples or a failure. Each comes with the seconds of a first run."""
     candidates = [trial for trial, _ in verified]
     secs = [first for _, first in verified]
     places = list(range(len(candidates)))
-    for rules in protocol.rounds:
+    for rules in budget.rounds:
         places = _admitted(places, secs, rules)
-        total = sum(max(secs[place], protocol.sample_secs) for place in places)
-        count = max(rules.least, min(rules.samples, int(protocol.round_secs / total))) if places else 0
+        total = sum(max(secs[place], budget.sample_secs) for place in places)
+        count = max(rules.least, min(rules.samples, int(budget.round_secs / total))) if places else 0
         for turn in range(count):
             for place in places[:: -1 if turn % 2 else 1]:
                 if not candidates[place].failure:
-                    candidates[place] = _sampled(candidates[place], secs[place], sample, protocol.sample_secs)
+                    candidates[place] = _sampled(candidates[place], secs[place], sample, budget.sample_secs)
         places = [place for place in places if not candidates[place].failure]
         for place in places:
             if candidates[place].samples:
@@ -96,11 +104,20 @@ def _admitted(places: Sequence[int], secs: Sequence[float], rules: Round) -> lis
 
 
 def _sampled(trial: Trial, expected_secs: float, sample: Sampler, sample_secs: float) -> Trial:
-    calls = max(1, math.ceil(sample_secs / max(expected_secs, 1e-7)))
-    answer = sample(trial, calls)
+    answer = sample(trial, calls_in(sample_secs, expected_secs))
     if isinstance(answer, str):
-        return replace(trial, samples=(), failure=answer)
+        return excluded(trial, answer)
     return replace(trial, samples=(*trial.samples, *answer))
+
+
+def excluded(trial: Trial, failure: str) -> Trial:
+    """Return the trial of a candidate that does not compete any more."""
+    return replace(trial, samples=(), timings=(), failure=failure)
+
+
+def calls_in(sample_secs: float, call_secs: float) -> int:
+    """Return of how many calls a sample is made."""
+    return max(1, math.ceil(sample_secs / max(call_secs, 1e-7)))
 
 
 def ranking(trials: Sequence[Trial]) -> tuple[list[Trial], int]:
@@ -109,14 +126,25 @@ def ranking(trials: Sequence[Trial]) -> tuple[list[Trial], int]:
     Trials are given in their policy's order. Who came to the final can win. Among those that noise cannot tell from the
     fastest, the first in that order wins: a second run picks the same one, and what a policy knows beyond a race counts.
     """
-    timed = sorted((m for m in trials if m.samples), key=lambda m: m.run_secs)
+    timed = _by_time(trials)
     if not timed:
         return list(trials), 0
-    most = max(len(m.samples) for m in timed)
-    final = [m for m in timed if 2 * len(m.samples) > most]
-    winner = next(m for m in trials if any(m is other and _is_tied(final[0], m) for other in final))
+    winner, *_ = tied = finalists(trials)
     others = [m for m in timed if m is not winner]
-    return [winner, *others, *(m for m in trials if not m.samples)], sum(_is_tied(final[0], m) for m in timed) - 1
+    fastest = min(tied, key=timed.index)
+    return [winner, *others, *(m for m in trials if not m.samples)], sum(_is_tied(fastest, m) for m in timed) - 1
+
+
+def finalists(trials: Sequence[Trial]) -> list[Trial]:
+    """Return who came to the final and cannot be told from the fastest there, in the order of `trials`: the winner first."""
+    timed = _by_time(trials)
+    most = max((len(m.samples) for m in timed), default=0)
+    final = [m for m in timed if 2 * len(m.samples) > most]
+    return [m for m in trials if any(m is other and _is_tied(final[0], m) for other in final)]
+
+
+def _by_time(trials: Sequence[Trial]) -> list[Trial]:
+    return sorted((m for m in trials if m.samples), key=lambda m: m.run_secs)
 
 
 def _is_tied(best: Trial, other: Trial) -> bool:

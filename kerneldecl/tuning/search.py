@@ -16,7 +16,7 @@ from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.measure import Preparation, known, measure, recall, verify
-from kerneldecl.tuning.race import ranking
+from kerneldecl.tuning.race import excluded, ranking
 from kerneldecl.tuning.task import BUILD_SECS, PROPOSE_SECS, Answers, OnProgress, Runner, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
@@ -124,7 +124,7 @@ def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
         (built,) = build_all(task, [Proposal(winner.candidate, winner.predicted_secs)], runner, lambda *_: None)
         is_same = built.schedule_digest == winner.schedule_digest
         why = built.failure or f"template {winner.candidate.template} depends on names in the computation, which are others now"
-        now = replace(winner, code_digest=built.code_digest) if is_same else replace(winner, samples=(), failure=why)
+        now = replace(winner, code_digest=built.code_digest) if is_same else excluded(winner, why)
         trials, tied = ranking([now, *others])
         outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
     return outcome

@@ -74,6 +74,8 @@ class Task:
     """How many custom kernels of the user's compete."""
     is_again: bool = False
     """Whether its candidates are verified and timed whatever is known of their code."""
+    times_finalists: bool = True
+    """Whether finalists are timed under the protocols that do not choose them, too: a record holds all."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
     """Archs that single candidates are built for instead: the same GPU with fewer features."""
     known: Mapping[Candidate, Trial] = field(default_factory=dict)

@@ -5,9 +5,13 @@ Knows nothing of what is tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from support.gpu_additions import addition, measuring
 from support.gpu_kernels import Case, Checked, Kernels
 
 
@@ -20,6 +24,19 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
                 if isinstance(value, Case):
                     made.start(value)
         yield made
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Return a function that builds an addition with a line of CUDA at its end, and returns its library and symbol."""
+    return functools.partial(addition, tmp_path)
+
+
+@pytest.fixture
+def measure() -> Iterator[Callable[..., dict[str, Any]]]:
+    """Return a function that sends requests to the worker that measures on the first GPU of the arch."""
+    with measuring() as ask:
+        yield ask
 
 
 @pytest.fixture(scope="module")

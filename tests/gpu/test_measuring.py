@@ -5,37 +5,22 @@ Knows nothing of policies. Bad kernels are good ones with a line of CUDA added a
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.repository import REPOSITORY
+from support.gpu_additions import H200, SIZE, spec
 
 from kerneldecl.arrays import numpy_dtype, random_array, relative_error, row_scales
-from kerneldecl.compiler import canonical, cuda
 from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
 from kerneldecl.model import Arg
-from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.runners.cuda_checks.checks import DTYPES, Checks
 from kerneldecl.runners.cuda_device import device
-from kerneldecl.runners.local import LocalRunner
-from kerneldecl.store.local import LocalStore
-from kerneldecl.templates import gpu_elementwise
-from kerneldecl.toolchain.cuda_objects import link_cuda_library
 
 pytestmark = pytest.mark.gpu
 
-ROOT = REPOSITORY
-H200 = load_arch(ROOT, "h200")
-PARAMS = {"threads": 128, "width": 1, "unroll": 1}
-LIMIT_SECS = 60.0
-SIZE = 1000
-NOTHING = ""
 WRONG = "Y_ptr[7] = 1000.0f;"
 UNWRITTEN = "Y_ptr[7] = __int_as_float(-1);"
 BEHIND = f"if (threadIdx.x == 0) Y_ptr[{SIZE}] = 0.0f;"
@@ -44,44 +29,6 @@ INPUT = "if (threadIdx.x == 0) X_ptr[3] += 1.0f;"
 TRAP = 'asm volatile("trap;");'
 UNMAPPED = "*(volatile float*)16 = 1.0f;"
 HANG = "while (true) __nanosleep(1000);"
-
-
-def spec(size: int = SIZE) -> dict[str, Any]:
-    return {"root": str(ROOT), "rule": "elementwise", "attrs": {"op": "add", "shape": [size], "dtype": "float32"}, "seed": 20}
-
-
-@pytest.fixture
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
-    """Return a function that builds an addition with a line of CUDA at its end, and returns its library and symbol."""
-    compile_source = cuda._cubin
-    rule = {"op": "add", "dtype": "float32"}
-
-    def build(line: str = NOTHING, size: int = SIZE) -> dict[str, str]:
-        def with_line(source: str, *rest: Any) -> Any:
-            return compile_source(source.rstrip().removesuffix("}") + line + "\n}\n", *rest)
-
-        monkeypatch.setattr(cuda, "_cubin", with_line)
-        mod = canonical.lower(load_rule(ROOT, "elementwise").of(ROOT, {**rule, "shape": [size]}))
-        schedule = gpu_elementwise.apply(mod, PARAMS, H200)
-        assert schedule is not None
-        compiled = cuda.compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(tmp_path / "cache"))
-        path = tmp_path / f"{compiled.code}.o"
-        path.write_bytes(compiled.content)
-        link_cuda_library(path.with_suffix(".so"), [path])
-        return {"library": str(path.with_suffix(".so")), "symbol": "kd_add"}
-
-    return build
-
-
-@pytest.fixture
-def measure() -> Iterator[Callable[..., dict[str, Any]]]:
-    """Return a function that sends requests to the worker that measures on the first GPU of the arch."""
-    with LocalRunner(1, len(os.sched_getaffinity(0))) as runner:
-
-        def ask(action: str, limit_secs: float = LIMIT_SECS, **fields: Any) -> dict[str, Any]:
-            return runner.measure({"action": action, "device": "cuda", "model": H200.model, **fields}, limit_secs)
-
-        yield ask
 
 
 def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:

@@ -26,10 +26,11 @@ from kerneldecl.artifact.load import load
 from kerneldecl.artifact.manifest import with_digest
 from kerneldecl.cli import verify
 from kerneldecl.errors import ArtifactError, ExitCode
-from kerneldecl.planning.plan import MEASURING, VERIFYING
+from kerneldecl.planning.plan import VERIFYING
 from kerneldecl.store.inside import MOST_BYTES
 from kerneldecl.store.keys import digest, key
 from kerneldecl.store.local import LocalStore, Miss, Record, store_stats
+from kerneldecl.timing import measuring
 from kerneldecl.tuning import bundle
 
 Json = dict[str, Any]
@@ -382,7 +383,7 @@ def test_a_bundle_names_no_key(hostile: Space) -> None:
     entries = bundle.read_bundle(folder)
     assert [key(entry.manifest) for entry in entries] == before
     assert {entry.task.tolerance for entry in entries} == {1e-4}
-    assert {(entry.task.protocol, entry.task.seed) for entry in entries} == {(MEASURING["cuda"], VERIFYING["seed"])}
+    assert {(entry.task.protocol, entry.task.seed) for entry in entries} == {(measuring("cuda"), VERIFYING["seed"])}
 
 
 def test_a_bundles_rules_run_only_where_they_are_trusted(hostile: Space) -> None:

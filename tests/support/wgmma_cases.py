@@ -32,6 +32,29 @@ FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype"
 TFLOAT32 = {"dtype": "float32", "precision": "tfloat32"}
 ONE = {"block_m": 64, "consumers": 1}
 PACKED = {"block_n": 128, "pack": 1}
+STREAMED_GEMMS: dict[str, Case] = {
+    "residual": ({"m": 300, "epilogue": ["bias", "add"]}, {"block_n": 64, "pdl": 1}),
+    "residual of odd rows": ({"m": 261, "n": 200, "epilogue": ["add", "relu"]}, {"block_n": 96}),
+    "residual of bfloat16, ping-pong": (
+        {"m": 600, "n": 72, "dtype": "bfloat16", "epilogue": ["bias", "add", "mul"]},
+        {"kernel_schedule": "pingpong", "block_m": 64, "block_n": 128},
+    ),
+    "residual, staggered": (
+        {"m": 1000, "k": 320, "epilogue": ["gelu", "add"]},
+        {"kernel_schedule": "staggered", "stages": 4, "block_m": 256, "block_n": 64},
+    ),
+    "residual, swapped": ({"m": 40, "n": 264, "epilogue": ["bias", "add"]}, {**ONE, "swap_ab": 1, "block_n": 24, "stages": 4}),
+    "residual of one MMA tile's rows, swapped": ({"m": 200, "n": 264, "epilogue": ["add"]}, {"swap_ab": 1, "block_n": 128}),
+    "residual, clusters of three consumers": (
+        {"m": 800, "epilogue": ["add"]},
+        {"consumers": 3, "block_m": 192, "block_n": 64, "cluster_m": 2},
+    ),
+    "residual of a batch, float16 accumulators": (
+        {"m": 136, "batch": 3, "accum_dtype": "float16", "epilogue": ["add"]},
+        {"block_n": 128},
+    ),
+}
+"""GEMMs whose residual TMA loads."""
 GEMMS: dict[str, Case] = {
     "nn": ({"layout": "nn"}, {}),
     "nt": ({"layout": "nt", "m": 300}, {}),
@@ -91,6 +114,7 @@ GEMMS: dict[str, Case] = {
         {"m": 520, "n": 300, "k": 64 * 9, "epilogue": ["bias", "gelu"]},
         {"kernel_schedule": "staggered", "stages": 4, "block_m": 256, "cluster_n": 2},
     ),
+    **STREAMED_GEMMS,
     "staggered, through registers": ({"m": 600, "k": 201}, {"kernel_schedule": "staggered", "stages": 2, "block_n": 128}),
     "three consumers": ({"m": 400}, {"consumers": 3, "block_m": 192, "block_n": 128, "pdl": 1}),
     "one row, swapped": ({"m": 1, "n": 520}, {"swap_ab": 1, "block_n": 8, "stages": 8}),
@@ -189,6 +213,12 @@ SMALL: dict[str, Any] = {"n": 9, "h": 8, "w": 8, "c": 64, "f": 64, "kh": 3, "kw"
 RAGGED: dict[str, Any] = {"n": 3, "h": 15, "w": 13, "c": 40, "f": 72, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}
 SWAPPED: dict[str, Value] = {"swap_ab": 1, "block_m": 64, "block_n": 128, "consumers": 1, "tile_w": 8}
 PINGPONG: dict[str, Value] = {"kernel_schedule": "pingpong", "block_m": 64}
+STREAMED_CONVOLUTIONS: list[Case] = [
+    (RAGGED | {"f": 136, "epilogue": ("bias", "add", "relu")}, {"block_n": 192, "block_m": 64, "consumers": 1, "stages": 2}),
+    (RAGGED | {"dtype": "bfloat16", "f": 96, "epilogue": ("add",)}, PINGPONG | {"block_n": 96, "tile_w": 8}),
+    (RAGGED | {"f": 136, "epilogue": ("add", "bias")}, SWAPPED | {"cluster_m": 2, "consumers": 2, "block_m": 128}),
+]
+"""Convolutions whose residual TMA loads."""
 CONVOLUTIONS: list[Case] = [
     (SMALL, {}),
     (SMALL, {"pdl": 1, "stages": 2, "tile_w": 1, "tile_h": 1}),
@@ -208,6 +238,7 @@ CONVOLUTIONS: list[Case] = [
     (RAGGED | {"accum_dtype": "float16", "epilogue": ("bias", "relu")}, {"block_n": 128}),
     (RAGGED | {"c": 8, "f": 8, "kh": 7, "kw": 7, "padding": 3, "stride": 2}, {"block_n": 8}),
     (RAGGED | {"h": 3, "w": 3, "padding": 0, "f": 64}, {"tile_w": 1, "tile_h": 1}),
+    *STREAMED_CONVOLUTIONS,
     (SMALL, SWAPPED),
     (SMALL | {"f": 136, "epilogue": ("bias", "add", "relu")}, SWAPPED | {"cluster_m": 2, "kernel_schedule": "pingpong", "consumers": 2}),
     (RAGGED | {"stride": 2, "f": 128, "epilogue": ("bias", "relu")}, SWAPPED | {"consumers": 2, "block_m": 128, "cluster_n": 2}),

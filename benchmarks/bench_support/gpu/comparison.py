@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ OURS = ("best", "first")
 PHASES = ("inputs", "contenders", "comparison")
 LONG_SECS = 1e-4
 """Kernels that take longer may be limited by power: they are also timed each by itself."""
+BEHIND_ROUNDS = 9
+"""Rounds of the protocols in which each launch stands behind a small kernel."""
 ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError)
 """Errors of torch, TVM and Triton that exclude a contender."""
 
@@ -137,7 +139,7 @@ def _placed(argument: Any) -> Any:
 
 def compare(job: Job) -> Row:
     """Return seconds of the best candidate and, by rival, seconds, ratio and error; raise ValueError if the best is wrong."""
-    from bench_support.gpu.timing import alone, interleaved, median, ratio
+    from bench_support.gpu.timing import interleaved, median, ratio
 
     laps = [time.perf_counter()]
     arguments = arguments_of(job.entry)
@@ -153,17 +155,19 @@ def compare(job: Job) -> Row:
         except ERRORS as error:
             failures[name] = first_line(error)
     # All have run before one is captured: a graph keeps the addresses of workspaces, and a larger one may displace them.
-    replays = {name: arguments.replay(calls.pop(name)) for name in OURS}
+    replays = {name: arguments.replay(calls[name]) for name in OURS}
     for name, call in calls.items():
+        if name in OURS:
+            continue
         try:
             replays[name] = arguments.replay(call)
         except ERRORS as error:
             failures[name] = first_line(error)
     laps.append(time.perf_counter())
     samples = interleaved(replays, job.rounds)
-    steady: dict[str, float] = {}
-    if median(samples["best"]) > LONG_SECS:
-        steady = {name: alone(replay) for name, replay in replays.items() if name == "best" or name.startswith("torch ")}
+    judged = [name for name in replays if name == "best" or name.startswith("torch ")]
+    secs = {name: median(samples[name]) for name in judged}
+    protocols = _by_protocol({name: replays[name] for name in judged}, secs, calls, arguments)
     laps.append(time.perf_counter())
     rivals = {
         name: {"secs": median(samples[name]), "ratio": ratio(samples[name], samples["best"]), "error": errors[name]}
@@ -177,9 +181,30 @@ def compare(job: Job) -> Row:
         "rivals": rivals,
         "rival_failures": failures,
         "samples": samples,
-        "alone": steady,
+        "protocols": protocols,
         "phase_secs": dict(zip(PHASES, (end - begin for begin, end in itertools.pairwise(laps)), strict=True)),
     }
+
+
+def _by_protocol(
+    replays: Mapping[str, Replay], secs: Mapping[str, float], calls: Mapping[str, Call], arguments: Arguments
+) -> dict[str, dict[str, float]]:
+    """Return seconds by contender under each protocol of `kerneldecl.timing`.
+
+    Back to back, a kernel whose power limits no clock takes what it takes in turns with the others: `secs`.
+    """
+    from bench_support.gpu.timing import Behind, alone, median, neighbours, rested
+
+    is_long = secs["best"] > LONG_SECS
+    found = {
+        "cool": {name: rested(replay) if is_long else secs[name] for name, replay in replays.items()},
+        "steady": {name: alone(replay) if is_long else secs[name] for name, replay in replays.items()},
+    }
+    for protocol, neighbour in neighbours().items():
+        behind = {name: Behind(calls[name], neighbour, (len(arguments.sets), arguments.flush)) for name in replays}
+        rounds = [{name: each.secs() for name, each in behind.items()} for _ in range(BEHIND_ROUNDS)]
+        found[protocol] = {name: median([each[name] for each in rounds]) for name in behind}
+    return found
 
 
 def described(entry: Entry) -> Row:

@@ -5,7 +5,7 @@ Knows nothing of how rows are measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -42,6 +42,7 @@ def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]
             figure(f"{name}: of cuDNN", asked, min, each([row for row in published if row["entry"] == name], torch_ratio))
             for name, asked in CONVOLUTIONS.items()
         ),
+        *isolated_figures(rows),
         figure("first by the model, of the best: geometric mean", 0.85, geometric_mean, each(rows, lambda row: row["first_share"])),
     ]
 
@@ -76,10 +77,25 @@ def torch_ratio(row: Row) -> float | None:
     return min((rival["ratio"] for name, rival in row["rivals"].items() if name.startswith("torch ")), default=None)
 
 
-def alone_ratio(row: Row) -> float | None:
-    """Return the ratio to torch's fastest baseline where each runs by itself; None where that was not measured."""
-    ours = row["alone"].get("best")
-    return min((secs / ours for name, secs in row["alone"].items() if name != "best"), default=None)
+def protocol_ratio(row: Row, protocol: str) -> float | None:
+    """Return the ratio to torch's fastest baseline under a protocol of `kerneldecl.timing`; None where that was not measured."""
+    secs = row.get("protocols", {}).get(protocol, {})
+    return min((theirs / secs["best"] for name, theirs in secs.items() if name != "best"), default=None)
+
+
+def isolated_figures(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the figures of kernels that are called one at a time, each behind a small kernel of torch's."""
+    ratios = each(rows, lambda row: protocol_ratio(row, "isolated"))
+    gemms = each([row for row in rows if row["rule"] == "matmul"], lambda row: protocol_ratio(row, "isolated"))
+    return [
+        figure("isolated, of torch's best: geometric mean", 1.35, geometric_mean, ratios),
+        figure("isolated, GEMMs, of torch's best: geometric mean", 1.25, geometric_mean, gemms),
+        figure("isolated, GEMMs: share under 0.97 of torch's best", 0.1, _share_of_slow, gemms, is_most=True),
+    ]
+
+
+def _share_of_slow(ratios: Collection[float]) -> float:
+    return sum(ratio < 0.97 for ratio in ratios) / len(ratios)
 
 
 def _is_large_float16_gemm(row: Row) -> bool:

@@ -28,6 +28,8 @@ WARM_SECS, STEADY, MOST_WARM = 0.25, 0.01, 8
 """Warm-up: stretches of so many seconds, until one's rounds take as long as those before within this share; most stretches."""
 ALONE_SECS = 0.2
 """Seconds of one contender's launches alone, once as warm-up and once counted."""
+RESTED_SAMPLES, MOST_REST_SECS = 7, 0.03
+"""Of a contender under the protocol `cool`: samples, and longest rest after one (as in kerneldecl/runners/gpu_arguments.py)."""
 COMPARISON_SECS = 0.6
 """Seconds of all rounds of a comparison that are counted."""
 
@@ -40,16 +42,21 @@ def copies_of(least_bytes: int, l2_bytes: int) -> int:
 class Replay:
     """One contender's launches, captured in a CUDA graph."""
 
-    def __init__(self, call: Call, copies: int, flush: Callable[[], object]) -> None:
+    def __init__(self, call: Call, copies: int, flush: Callable[[], object], launches: int = 0) -> None:
+        """Capture as many launches as a replay is to have, or so many; calls rotate over so many copies of their arguments."""
+        from kerneldecl import plain_starts
+
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             once_secs = _warm(call, copies, stream)
-            self.launches = max(1, min(MAX_LAUNCHES, math.ceil(REPLAY_SECS / once_secs)))
-            self._graph = torch.cuda.CUDAGraph()
+            self.launches = launches or max(1, min(MAX_LAUNCHES, math.ceil(REPLAY_SECS / once_secs)))
+            self._graph = torch.cuda.CUDAGraph(keep_graph=True)
             # Outputs that a call allocates are freed before the next one: they share the graph's memory.
             with torch.cuda.graph(self._graph, stream=stream):
                 for index in range(self.launches):
                     call(index % copies)
+        plain_starts(self._graph.raw_cuda_graph())
+        self._graph.instantiate()
         self._flush = flush
         self.secs()  # the first replay uploads the graph
 
@@ -62,6 +69,47 @@ class Replay:
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e-3 / self.launches
+
+
+class Behind:
+    """One contender's launches, each behind a small kernel whose own time is taken away."""
+
+    def __init__(self, call: Call, neighbour: Callable[[], object], replay: tuple[int, Callable[[], object]]) -> None:
+        """`replay` is the number of copies of the arguments, and what flushes the L2 cache."""
+
+        def both(index: int) -> Any:
+            neighbour()
+            return call(index)
+
+        self._both = Replay(both, *replay)
+        self._alone = Replay(lambda _: neighbour(), *replay, launches=self._both.launches)
+
+    def secs(self) -> float:
+        """Return the seconds of one launch."""
+        return self._both.secs() - self._alone.secs()
+
+
+def neighbours() -> dict[str, Callable[[], object]]:
+    """Return what stands before a kernel, by protocol: an addition of torch of 4 KB, or a copy as kerneldecl launches its kernels."""
+    from ctypes import c_void_p
+
+    from kerneldecl.runners.neighbours import neighbours as on_gpu
+
+    x, y = torch.ones(1024, device="cuda"), torch.empty(1024, device="cuda")
+    own = on_gpu()
+    return {
+        "isolated": lambda: torch.add(x, x, out=y),
+        "chained": lambda: own.own(c_void_p(torch.cuda.current_stream().cuda_stream)),
+    }
+
+
+def rested(replay: Replay) -> float:
+    """Return a contender's seconds a launch where the GPU rests before each replay as long as it took."""
+    samples = []
+    for _ in range(RESTED_SAMPLES):
+        samples.append(replay.secs())
+        time.sleep(min(MOST_REST_SECS, samples[-1] * replay.launches))
+    return median(samples)
 
 
 def _warm(call: Call, copies: int, stream: Any) -> float:

@@ -36,6 +36,9 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
     if rule_name == "gemv_i4":
         inputs[1].uniform_(0.01, 0.1)
+    if rule_name == "attention" and attrs["dtype"] in FLOAT8:
+        for scale in inputs[_scales(attrs)]:
+            scale.uniform_(0.5, 1.0)
     if rule_name == "attention_decode":
         inputs[-1].fill_(attrs["keys"])
         if attrs["page_size"]:
@@ -150,10 +153,13 @@ def _rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
 
 
 def _attention_reference(attrs: Attrs, inputs: Args) -> Tensor:
-    """Compute head by head: all scores in float64 would not fit. Of float8 and second results nothing is known here."""
-    if attrs["dtype"] == "float8_e4m3fn" or attrs["logsumexp"]:
-        raise NotImplementedError("attention of float8, or with logsumexp")
+    """Compute head by head: all scores in float64 would not fit. Of second results nothing is known here."""
+    if attrs["logsumexp"]:
+        raise NotImplementedError("attention with logsumexp")
+    scales = inputs[_scales(attrs)] if attrs["dtype"] in FLOAT8 else ()
+    q_scale, k_scale, v_scale = (scale.double() for scale in scales) if scales else (1.0, 1.0, 1.0)
     q, k, v, *others = _attention_operands(attrs, inputs)
+    others = others[len(scales) :]
     slopes = others.pop(0) if attrs["alibi"] else None
     mask = others.pop(0).expand(*q.shape[:3], k.shape[2]) if attrs["mask"] else None
     own = k.shape[2] - q.shape[2] if attrs["align"] == "end" else 0
@@ -162,7 +168,7 @@ def _attention_reference(attrs: Attrs, inputs: Args) -> Tensor:
     for batch, head in itertools.product(range(q.shape[0]), range(q.shape[1])):
         for start in range(0, q.shape[2], ATTENTION_ROWS):
             rows = slice(start, min(start + ATTENTION_ROWS, q.shape[2]))
-            scores = (q[batch, head, rows].double() @ k[batch, head // group].double().mT) * _attention_scale(attrs)
+            scores = (q[batch, head, rows].double() @ k[batch, head // group].double().mT) * (_attention_scale(attrs) * q_scale * k_scale)
             scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"]) if attrs["softcap"] else scores
             distance = torch.arange(k.shape[2], device=q.device) - torch.arange(rows.start, rows.stop, device=q.device)[:, None] - own
             if slopes is not None:
@@ -174,7 +180,7 @@ def _attention_reference(attrs: Attrs, inputs: Args) -> Tensor:
                 scores.masked_fill_(distance > 0, -math.inf)
             if attrs["window"]:
                 scores.masked_fill_(distance.abs() > attrs["window"], -math.inf)
-            out[batch, head, rows] = torch.softmax(scores, -1).nan_to_num_() @ v[batch, head // group].double()
+            out[batch, head, rows] = torch.softmax(scores, -1).nan_to_num_() @ v[batch, head // group].double() * v_scale
     return out if attrs["layout"] == "bhsd" else out.transpose(1, 2)
 
 
@@ -186,6 +192,14 @@ def _attention_operands(attrs: Attrs, inputs: Args) -> list[Tensor]:
     return [*(x if attrs["layout"] == "bhsd" else x.transpose(1, 2) for x in inputs[:3]), *inputs[3:-1]]
 
 
+def _scales(attrs: Attrs) -> slice:
+    """Return where the scales of Q, K and V in float8 are among an attention's inputs."""
+    first = 1 if attrs["layout"] == "packed" else 3
+    return slice(first, first + 3)
+
+
+FLOAT8 = ("float8_e4m3fn",)
+"""Data types of attention whose operands have scales."""
 ATTENTION_ROWS = 4096
 """Rows of queries whose scores the reference has in memory at once."""
 
@@ -347,13 +361,26 @@ def _attention_backends(attrs: Attrs, sets: Sequence[Args], *, is_causal: bool) 
     }
 
 
+def _in_bfloat16(attrs: Attrs, sets: Sequence[Args]) -> Sequence[Args]:
+    """Return Q, K and V in float8 as bfloat16, their scales multiplied in."""
+    found = []
+    for args in sets:
+        q, k, v = (x.bfloat16() for x in args[:3])
+        q_scale, k_scale, v_scale = args[_scales(attrs)]
+        found.append([q * (q_scale * k_scale).bfloat16(), k, v * v_scale.bfloat16()])
+    return found
+
+
 def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
-    """Return torch's fused attention; none of those that it does not have."""
+    """Return torch's fused attention; none of those that it does not have. It has none of float8, and reads the same values in bfloat16."""
     is_square = attrs["keys"] in {0, attrs["queries"]}
     biases = ("mask", "window", "alibi", "softcap", "logsumexp", "out_dtype")
     # torch's causal mask is aligned to the first query and key.
     if any(attrs[name] for name in biases) or attrs["layout"] == "packed" or (attrs["causal"] and not is_square):
         return {}
+    if attrs["dtype"] in FLOAT8:
+        found = _attention_backends(attrs, _in_bfloat16(attrs, sets), is_causal=attrs["causal"])
+        return {f"{name} in bfloat16": call for name, call in found.items()}
     return _attention_backends(attrs, sets, is_causal=attrs["causal"])
 
 

@@ -14,6 +14,7 @@ from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.analysis.hopper_limits import TMA_ALIGN_BYTES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.hopper.operands import has_residual
 
 ITEM_BYTES = 2
 """Bytes of an operand's element."""
@@ -35,6 +36,8 @@ class ConvProblem(NamedTuple, Generic[_ConvT]):
     gemm: Contraction
     out_dtype: str
     gpu: Gpu
+    has_residual: bool = False
+    """Whether the epilogue reads a residual of which TMA may load tiles."""
 
     @property
     def filters(self) -> int:
@@ -104,5 +107,5 @@ class ConvPolicy(Generic[_ConvT]):
         conv = None if reduction is None else self.convolution_of(reduction, gemm)
         if conv is None:
             return "it is not a convolution of images in NHWC layout"
-        problem = ConvProblem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
+        problem = ConvProblem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu, has_residual(space))
         return self.why_not_tiled(problem, space, arch) or problem

@@ -5,13 +5,16 @@ Knows nothing of tiles or of times.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from kerneldecl.analysis.contraction import NOT_MULTIPLY_ACCUMULATE, Contraction, Operand
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS, TMA_ALIGN_BYTES
 from kerneldecl.analysis.tensor_cores import accumulators
-from kerneldecl.model import Gpu, dtype_bytes
+from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 
+RESIDUAL_BYTES = 2
+"""Bytes of an element of a residual that TMA loads to where results are stored from: stmatrix stores 16 bits."""
 TRANSPOSE_FACTOR = 4
 """Ratio of the times to load bytes across the reduction and along it. Assumed."""
 
@@ -79,3 +82,14 @@ def register_load_bytes(operand: Operand, extent: int) -> int:
     if is_tma_loadable(operand):
         return 0
     return extent * K_TILE_BYTES * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1)
+
+
+def has_residual(space: IterSpace) -> bool:
+    """Say whether the epilogue reads an argument of 16 bits where it stores the result, so that TMA may load its tiles."""
+    after = list(itertools.dropwhile(lambda block: not block.is_reduction, space.blocks))[1:]
+    out = space.blocks[-1].writes[0]
+    return dtype_bytes(out.dtype) == RESIDUAL_BYTES and any(
+        read.operand in space.inputs and (read.shape, read.dtype) == (out.shape, out.dtype) and read.index == block.writes[0].index
+        for block in after
+        for read in block.reads
+    )

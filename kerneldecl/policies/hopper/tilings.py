@@ -17,6 +17,8 @@ from kerneldecl.analysis.hopper_limits import (
     MAX_STAGES,
     MIN_STAGES,
     RESERVED_SMEM_BYTES,
+    WARPGROUP_THREADS,
+    epilogue_tile_bytes,
 )
 from kerneldecl.analysis.params import GEMM_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
@@ -69,6 +71,13 @@ class Tiling(WgmmaParams):
         return self.candidate_of("wgmma_matmul", GEMM_ALONE)
 
 
+class Result(NamedTuple):
+    """The result of a GEMM."""
+
+    dtype: str
+    has_residual: bool
+
+
 class Problem(NamedTuple):
     """What all tilings of a GEMM have in common."""
 
@@ -81,17 +90,20 @@ class Problem(NamedTuple):
     """Whether TMA loads both operands."""
     is_skinny: bool
     """Whether m or n is at most `SKINNY_EXTENT`."""
+    loads_residual: bool
+    """Whether the epilogue reads a residual of which TMA may load tiles."""
     is_short: bool
     """Whether the least time that multiplying and reading can take is below `SKINNY_PDL_SECS` or `PDL_SECS`."""
 
 
-def problem_of(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Problem:
+def problem_of(gemm: Contraction, result: Result, gpu: Gpu, packing_secs: float) -> Problem:
     is_skinny = min(gemm.extents[1:3]) <= SKINNY_EXTENT
     multiplying = 2.0 * math.prod(gemm.extents) / gpu.tensor_rate(gemm.a.dtype)
     reading = (gemm.a.size_bytes + gemm.b.size_bytes) / gpu.dram_bytes_per_s
     return Problem(
         gemm=gemm,
-        out_dtype=out_dtype,
+        out_dtype=result.dtype,
+        loads_residual=result.has_residual,
         gpu=gpu,
         packing_secs=packing_secs,
         uses_tma=are_tma_loadable(gemm),
@@ -129,7 +141,7 @@ def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Group | Estim
         return
     yield tiling.kernel_schedule, Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work))
     for stream_k in _stream_k_choices(problem, work):
-        pipeline = _pipeline(problem.gpu, work, work.max_stages)._replace(stream_k=stream_k)
+        pipeline = _pipeline(problem, work, work.max_stages, is_divided=True)._replace(stream_k=stream_k)
         chosen = work.tiling._replace(stages=work.max_stages, stream_k=stream_k, pdl=1)
         yield STREAM_K, _estimate(problem, work, chosen, pipeline, model.tiles_secs(problem.gpu, work.cost, pipeline))
 
@@ -204,7 +216,7 @@ def _best_raster_group(rows: int, columns: int, resident: int, rows_each: int, c
 def _by_stages(problem: Problem, work: _TileWork) -> Iterator[Estimate]:
     """Yield a tiling with each sensible number of stages, with and without PDL."""
     for stages in _stage_choices(problem, work):
-        pipeline = _pipeline(problem.gpu, work, stages)
+        pipeline = _pipeline(problem, work, stages, is_divided=work.tiling.split_k > 1)
         secs = model.tiles_secs(problem.gpu, work.cost, pipeline)
         for pdl in _pdl_choices(problem, work, stages):
             yield _estimate(problem, work, work.tiling._replace(stages=stages, pdl=pdl), pipeline, secs)
@@ -219,6 +231,8 @@ def _stage_choices(problem: Problem, work: _TileWork) -> list[int]:
         fewer = ()
     else:
         fewer = (most - 1, *FEWER_STAGES)
+    if problem.loads_residual:
+        fewer = (*fewer, _roomy_stages(problem, work))
     # The second staggered consumer is behind by some stages, all of one tile.
     least, limit = (STAGGERED_MIN_STAGES, work.cost.grid.k_tiles) if staggered else (MIN_STAGES, work.cost.grid.k_tiles + 1)
     return [stages for stages in sorted({most, *fewer}) if least <= stages <= min(most, limit)]
@@ -234,12 +248,19 @@ def _pdl_choices(problem: Problem, work: _TileWork, stages: int) -> tuple[int, .
     return (int(2 * work.smem_bytes(stages) > problem.gpu.smem_per_block_optin_bytes),)
 
 
-def _pipeline(gpu: Gpu, work: _TileWork, stages: int) -> model.Pipeline:
-    """Return a pipeline with so many stages and as many epilogue buffers as there is room for."""
-    tiling, used = work.tiling, work.smem_bytes(stages)
-    buffers = model.epilogue_buffers(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators)
-    smem_bytes = used + (max(1, buffers) - 1) * EPILOGUE_BUFFER_BYTES
-    return model.Pipeline(stages, buffers, _resident_ctas(gpu, work, smem_bytes))
+def _pipeline(problem: Problem, work: _TileWork, stages: int, *, is_divided: bool) -> model.Pipeline:
+    """Return a pipeline with so many stages and as many epilogue buffers as there is room for; `is_divided` tiles have several CTAs."""
+    gpu, tiling, used = problem.gpu, work.tiling, work.smem_bytes(stages)
+    loads = ("threads" if is_divided else "tma") if problem.loads_residual else ""
+    smem = model.epilogue_smem(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators, loads=loads)
+    return model.Pipeline(stages, smem.buffers, _resident_ctas(gpu, work, used + smem.extra_bytes), residual_chunks=smem.residual_chunks)
+
+
+def _roomy_stages(problem: Problem, work: _TileWork) -> int:
+    """Return the most stages beside which all results of a tile have room, so that TMA loads the residual's."""
+    tiling = work.tiling
+    tile_bytes = tiling.consumers * (epilogue_tile_bytes(tiling.thread_accumulators * WARPGROUP_THREADS) - EPILOGUE_BUFFER_BYTES)
+    return (problem.gpu.smem_per_block_optin_bytes - work.other_smem_bytes - max(0, tile_bytes)) // work.stage_bytes
 
 
 def _resident_ctas(gpu: Gpu, work: _TileWork, smem_bytes: int) -> int:

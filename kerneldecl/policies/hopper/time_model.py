@@ -18,6 +18,7 @@ from kerneldecl.analysis.hopper_limits import (
     RESERVED_SMEM_BYTES,
     RESIDENT_OTHER_REGISTERS,
     WARPGROUP_THREADS,
+    epilogue_tile_bytes,
     fitting_epilogue_buffers,
 )
 from kerneldecl.model import Gpu, dtype_bytes
@@ -64,6 +65,9 @@ STAGE_FILL_SECS = 2.2e-8
 """Seconds per stage to start the loads that fill the pipeline. Fitted."""
 EPILOGUE_BYTES_PER_CYCLE = 34.0
 """Bytes per SM and cycle at which results leave registers through shared memory. Fitted."""
+RESIDUAL_CHUNK_SECS = 7e-7
+"""Seconds for each chunk of 64 x 64 results whose residual threads load before they store it: between 0.5 (GEMM of 2048 x 768 x 768, three
+chunks) and 1.2 (3 x 3 convolution of 320 channels, six chunks; H200, 2026-11). TMA loads whole tiles meanwhile, where they have room."""
 STAGGERED_EXPOSED_EPILOGUE = 0.4
 """Part of an epilogue that is not hidden by the other consumer in the staggered schedule. Assumed."""
 CLUSTER_SECS = 7.5e-7
@@ -152,6 +156,8 @@ class Pipeline(NamedTuple):
     """CTAs on an SM at once."""
     stream_k: int = 0
     """Last waves whose k-tiles stream-K distributes evenly over all SMs."""
+    residual_chunks: int = 0
+    """Chunks of each tile whose residual threads load one after the other; 0 where TMA loads it."""
 
 
 class TileCost(NamedTuple):
@@ -269,7 +275,7 @@ def least_secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline) -> float:
 def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: float) -> float:
     """Return the time in which each of an SM's `ctas` CTAs computes `cta_tiles` tiles."""
     grid, cta = cost.grid, cost.cta
-    epilogue = cost.epilogue_secs * (1 + 1 / max(1, pipeline.epilogue_buffers))
+    epilogue = cost.epilogue_secs * (1 + 1 / max(1, pipeline.epilogue_buffers)) + pipeline.residual_chunks * RESIDUAL_CHUNK_SECS
     between_tiles = 0.0 if cta.is_pingpong else epilogue * STAGGERED_EXPOSED_EPILOGUE if cta.is_staggered else epilogue
     if grid.split_k > 1:
         epilogue += cost.split_k_secs
@@ -323,7 +329,25 @@ def epilogue_smem_bytes(results: int, consumers: int, split_k: int, out_bytes: i
     return (results * ACCUM_BYTES if split_k > 1 else 0) + (consumers * EPILOGUE_BUFFER_BYTES if out_bytes == 2 else 0)
 
 
-def epilogue_buffers(free_bytes: int, consumers: int, thread_accumulators: int) -> int:
-    """Return how many buffers for results each consumer has, where `free_bytes` are free besides one for each; 0 if none fits."""
+class EpilogueSmem(NamedTuple):
+    """What of a tile's epilogue is in shared memory."""
+
+    buffers: int
+    """Buffers of 64 x 64 results of each consumer."""
+    extra_bytes: int
+    """Bytes besides one buffer for each consumer."""
+    residual_chunks: int
+    """Chunks whose residual threads load themselves."""
+
+
+def epilogue_smem(free_bytes: int, consumers: int, thread_accumulators: int, *, loads: str) -> EpilogueSmem:
+    """Return how a tile is stored where `free_bytes` are free besides one buffer for each consumer.
+
+    `loads` says how a residual comes: "tma" where TMA may load whole tiles of it, "threads" where it may not, "" without one.
+    """
     chunks = max(1, thread_accumulators * WARPGROUP_THREADS // MMA_TILE_ROWS**2)
-    return fitting_epilogue_buffers(chunks, consumers, free_bytes + consumers * EPILOGUE_BUFFER_BYTES)
+    tile_bytes, one_each = consumers * epilogue_tile_bytes(thread_accumulators * WARPGROUP_THREADS), consumers * EPILOGUE_BUFFER_BYTES
+    if loads == "tma" and tile_bytes <= free_bytes + one_each:
+        return EpilogueSmem(chunks, max(0, tile_bytes - one_each), 0)
+    buffers = fitting_epilogue_buffers(chunks, consumers, free_bytes + one_each)
+    return EpilogueSmem(buffers, (max(1, buffers) - 1) * EPILOGUE_BUFFER_BYTES, chunks if loads else 0)

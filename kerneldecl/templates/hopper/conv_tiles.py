@@ -14,7 +14,7 @@ from tvm import tirx
 
 from kerneldecl.analysis.hopper_limits import TMA_ALIGN_BYTES
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.hopper.epilogue import SMEM_DTYPES, Epilogue, chunk_shape
+from kerneldecl.templates.hopper.epilogue import SMEM_DTYPES, Epilogue, chunk_shape, tile_operand_of
 from kerneldecl.templates.hopper.operands import SWIZZLES, TensorMap
 from kerneldecl.templates.hopper.read_conv import Convolution
 
@@ -86,10 +86,13 @@ def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int
     def inside(row: Any, column: Any) -> Any:
         return tirx.all(*(at < extent for at, extent in zip(index(0, row, column), extents, strict=True)))
 
+    store_map = _store_map(convolution, (width, *reversed(boxes.part(lines))))
+    place = [tirx.Var(name, "int32") for name in ("image", "row", "column", "filter")]
     return Epilogue(
         dtype=str(convolution.out.dtype),
         buffer=convolution.out,
-        map=_store_map(convolution, (width, *reversed(boxes.part(lines)))),
+        map=store_map,
+        tile_operand=tile_operand_of(store_map, convolution.out, convolution.aux(place), place),
         coords=coords,
         index=index,
         value=value,

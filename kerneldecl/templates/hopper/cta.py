@@ -29,6 +29,8 @@ class Smem(NamedTuple):
     empty: Any
     order: Any
     """Barrier of two consumers that multiply one after the other."""
+    tile_operand: Any
+    """Barriers of the consumers for tiles of a residual; None where TMA loads none."""
 
 
 class Ids(NamedTuple):
@@ -46,8 +48,8 @@ class Cta(NamedTuple):
     """What all warps of a CTA know, while the kernel's script is read."""
 
     kernel: GemmKernel
-    maps: tuple[Any, Any, Any]
-    """Tensor maps of A, B and the result."""
+    maps: tuple[Any, Any, Any, Any]
+    """Tensor maps of A, B, the result and the tile operand, where TMA loads one."""
     smem: Smem
     ids: Ids
     consumer: Any

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 from tvm.script import tirx as T
+from tvm.sym import Analyzer
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, WARPGROUP_THREADS
 from kerneldecl.model import dtype_bytes
@@ -22,6 +23,14 @@ from kerneldecl.templates.hopper.read_gemm import GemmProblem
 
 SMEM_DTYPES = ("float16", "bfloat16")
 """Data types of results that are stored through shared memory: stmatrix takes elements of 16 bits."""
+
+
+class TileOperand(NamedTuple):
+    """An auxiliary operand with the result's shape and dtype, such as a residual: TMA can load its tiles where it stores results."""
+
+    number: int
+    """Which of the auxiliary operands it is."""
+    map: TensorMap
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,24 @@ class Epilogue:
     lines: int
     in_pairs: bool
     """Whether two neighbours in a line, the first at an even place, can be stored at once."""
+    tile_operand: TileOperand | None = None
+    is_streaming: bool = False
+    """Whether TMA loads the tile operand to shared memory; its value then is the last of the auxiliary operands', and `aux` omits it."""
+
+    def streaming(self) -> Epilogue:
+        """Return the epilogue whose tile operand TMA loads."""
+        assert self.tile_operand is not None
+        number = self.tile_operand.number
+
+        def aux(batch: Any, row: Any, column: Any) -> list[Any]:
+            loads = self.aux(batch, row, column)
+            return loads[:number] + loads[number + 1 :]
+
+        def value(total: Any, batch: Any, row: Any, column: Any, aux: Sequence[Any]) -> Any:
+            *others, streamed = aux
+            return self.value(total, batch, row, column, [*others[:number], streamed, *others[number:]])
+
+        return replace(self, aux=aux, value=value, is_streaming=True)
 
     @property
     def via_smem(self) -> bool:
@@ -83,7 +110,7 @@ class Epilogue:
     def is_identity(self, total: Any) -> bool:
         """Say whether an accumulator is stored as it is."""
         zero = tirx.const(0, "int32")
-        return bool(self.element(total, zero, zero, zero).same_as(total))
+        return not self.is_streaming and bool(self.element(total, zero, zero, zero).same_as(total))
 
     @property
     def has_calls(self) -> bool:
@@ -104,6 +131,18 @@ class Epilogue:
 def meta_vars(values: Sequence[Any]) -> list[Any]:
     """Return values so that TVM's parser takes names for them, rather than variables that hold them."""
     return [T.meta_var(value) for value in values]
+
+
+def tile_operand_of(store_map: TensorMap | None, out: Any, loads: Sequence[Any], index: Sequence[Any]) -> TileOperand | None:
+    """Return the first operand that is read where the result is stored, given both at one symbolic place; None where TMA cannot load it."""
+    if store_map is None:
+        return None
+    shape, analyzer = [int(extent) for extent in out.shape], Analyzer()
+    for number, load in enumerate(loads):
+        same_buffer = str(load.source.dtype) == str(out.dtype) and [int(extent) for extent in load.source.shape] == shape
+        if same_buffer and all(analyzer.can_prove_equal(own, other) for own, other in zip(load.indices, index, strict=True)):
+            return TileOperand(number, replace(store_map, buffer=load.source))
+    return None
 
 
 def gemm_epilogue(gemm: GemmProblem, tile: tuple[int, int], *, is_swapped: bool) -> Epilogue:
@@ -138,10 +177,13 @@ def gemm_epilogue(gemm: GemmProblem, tile: tuple[int, int], *, is_swapped: bool)
         line, place = unswapped(row, column)
         return T.And(line < m, place < n)
 
+    store_map = _store_map(gemm, width, lines)
+    place = [tirx.Var(name, "int32") for name in ("batch", "m", "n")]
     return Epilogue(
         dtype=gemm.out.dtype,
         buffer=gemm.out.buffer,
-        map=_store_map(gemm, width, lines),
+        map=store_map,
+        tile_operand=tile_operand_of(store_map, gemm.out.buffer, gemm.aux(*place), gemm.index_out(*place)),
         coords=coords,
         index=index,
         value=value,

@@ -20,7 +20,15 @@ from kerneldecl.templates.hopper.mainloop import Consumer, finish_first_mma_tile
 from kerneldecl.templates.hopper.pack import packed
 from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
 from kerneldecl.templates.hopper.split_k import reduce_partials, send_partials
-from kerneldecl.templates.hopper.store import StoreContext, load_aux, store_chunks, store_tile, wait_for_stores
+from kerneldecl.templates.hopper.store import (
+    StoreContext,
+    TileOperandLoads,
+    load_aux,
+    load_tile_operand,
+    store_chunks,
+    store_tile,
+    wait_for_stores,
+)
 from kerneldecl.templates.hopper.stream_k import Workspace, add_partials, store_partials
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
 from kerneldecl.templates.hopper.tma import ENCODE
@@ -39,6 +47,8 @@ def _init_barriers(kernel, smem):
     smem.full.init(kernel.full_arrivals)
     smem.empty.init(params.consumers_per_tile * 4 * (params.cluster_m + params.cluster_n - 1))
     smem.order.init(4)
+    if kernel.streams_tile_operand:
+        smem.tile_operand.init(1)
     T.ptx.fence.mbarrier_init.release.cluster()
     if params.cluster_ctas > 1:
         _cluster_sync()
@@ -102,6 +112,8 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     kernel = T.meta_var(cta.kernel)
     row, column = meta_vars(cta.tile_origin(scheduler))
     at = T.meta_var((scheduler.batch, row + consumer.first_row, column, cta.consumer))
+    if context.plan.streams:
+        load_tile_operand(context, at)
     run_mainloop(consumer, scheduler.k_tile_count())
     if context.plan.aux_buffers == 2:
         load_aux(context, 0, at)
@@ -148,7 +160,21 @@ def _consume(cta, workspace):
             rank=cta.rank,
         )
     )
-    context = T.meta_var(StoreContext(plan=plan, acc=acc, aux=aux, packed=packed, staging=smem.staging, map=cta.maps[2], lanes=cta.lanes))
+    loaded = PipelineState(1, 0) if plan.streams else T.meta_var(None)
+    elements = T.meta_var(T.decl_buffer((8,), plan.epilogue.dtype, data=packed.data, scope="local") if plan.streams else None)
+    tile_operand = T.meta_var(TileOperandLoads(cta.maps[3], smem.tile_operand, loaded, elements) if plan.streams else None)
+    context = T.meta_var(
+        StoreContext(
+            plan=plan,
+            acc=acc,
+            aux=aux,
+            packed=packed,
+            staging=smem.staging,
+            map=cta.maps[2],
+            lanes=cta.lanes,
+            tile_operand=tile_operand,
+        )
+    )
     if kernel.params.is_pingpong:
         _skip(kernel, state, cta.consumer * kernel.k_tiles)
         phase = 1 - cta.consumer
@@ -189,8 +215,20 @@ def _run(kernel, maps, ids, workspace):
     full = TMABar(pool, params.stages)
     empty = MBarrier(pool, params.stages)
     order = MBarrier(pool, 2)
+    tile_operand = TMABar(pool, params.consumers) if plan.streams else T.meta_var(None)
     pool.commit()
-    smem = T.meta_var(Smem(a=a_stages, b=b_stages, staging=staging, partials=partials, full=full, empty=empty, order=order))
+    smem = T.meta_var(
+        Smem(
+            a=a_stages,
+            b=b_stages,
+            staging=staging,
+            partials=partials,
+            full=full,
+            empty=empty,
+            order=order,
+            tile_operand=tile_operand,
+        )
+    )
     _init_barriers(kernel, smem)
     consumer: T.let = ids.warpgroup - 1
     cta = T.meta_var(Cta(kernel=kernel, maps=maps, smem=smem, ids=ids, consumer=consumer))
@@ -231,6 +269,13 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
         if kernel.epilogue_plan.stores_by_tma:
             T.call_packed(ENCODE, store_map, epilogue.dtype, *epilogue.map.args)
 
+        # Only where it is used, so that the code of other kernels does not change.
+        if kernel.streams_tile_operand:
+            tile_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            T.call_packed(ENCODE, tile_map, epilogue.dtype, *epilogue.tile_operand.map.args)
+        else:
+            tile_map = T.meta_var(None)
+
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         if kernel.is_pdl_secondary:
@@ -241,7 +286,7 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         ids = T.meta_var(Ids(rank=rank, block=block, warpgroup=group, warp=warp, lane=lane))
-        _run(kernel, (rows_map, columns_map, store_map), ids, workspace)
+        _run(kernel, (rows_map, columns_map, store_map, tile_map), ids, workspace)
 
     body = _host_body(kernel, workspace, main.body)
     func = tirx.PrimFunc(list(kernel.func_params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})

@@ -19,6 +19,7 @@ from kerneldecl.analysis.hopper_limits import (
     SM_SMEM_BYTES,
     SYSTEM_SMEM_BYTES,
     WARPGROUP_THREADS,
+    epilogue_tile_bytes,
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES, accumulators_per_register
 from kerneldecl.templates.hopper.epilogue import Epilogue
@@ -107,6 +108,16 @@ class EpiloguePlan(NamedTuple):
     @property
     def stores_by_tma(self) -> bool:
         return self.epilogue.map is not None and self.buffers > 0
+
+    @property
+    def streams(self) -> bool:
+        """Say whether TMA loads a tile operand to the epilogue buffers, of which each chunk has one."""
+        return self.epilogue.is_streaming
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Return the bytes of a consumer's part of a tile operand's tile."""
+        return epilogue_tile_bytes(self.chunks * self.epilogue.chunk_elements)
 
     @property
     def staging_shape(self) -> tuple[int, int]:
@@ -208,7 +219,7 @@ class GemmKernel:
         """Return how many CTAs an SM has at once, as far as shared memory and registers tell; one more only waits."""
         if self.params.consumers > 1:
             return 1
-        smem_bytes = self.params.stages * self.stage_bytes + self.epilogue_buffers * EPILOGUE_BUFFER_BYTES + RESERVED_SMEM_BYTES
+        smem_bytes = self.params.stages * self.stage_bytes + self._epilogue_bytes + RESERVED_SMEM_BYTES
         registers = self.params.threads * (RESIDENT_OTHER_REGISTERS + self.accum.registers)
         return max(1, min(SM_SMEM_BYTES // (smem_bytes + SYSTEM_SMEM_BYTES), SM_REGISTERS // registers))
 
@@ -275,19 +286,34 @@ class GemmKernel:
         return self.params.split_k, stores, self.params.consumers_per_tile * WARPGROUP_THREADS, self.registers_per_store
 
     @property
+    def streams_tile_operand(self) -> bool:
+        """Say whether TMA loads a residual's tiles while k-tiles are multiplied: where a whole tile has room in shared memory."""
+        return self.epilogue.tile_operand is not None and self.params.holds_whole_tiles(self.stage_bytes, self.accum_dtype)
+
+    @property
+    def _epilogue_bytes(self) -> int:
+        """Return the shared memory of the epilogue buffers of one consumer."""
+        if self.streams_tile_operand:
+            return epilogue_tile_bytes(self.params.accumulators * WARPGROUP_THREADS)
+        return self.epilogue_buffers * EPILOGUE_BUFFER_BYTES
+
+    @property
     def epilogue_buffers(self) -> int:
         """Return how many chunks of results each consumer has in shared memory."""
         if not self.epilogue.via_smem or self.params.split_k > 1:
             return 0
+        if self.streams_tile_operand:
+            return self.epilogue.chunks(self.params.accumulators)
         return self.params.epilogue_buffers(self.epilogue.chunks(self.params.accumulators), self.stage_bytes, self.accum_dtype)
 
     @property
     def epilogue_plan(self) -> EpiloguePlan:
         """Return how consumers store results: auxiliary operands are double-buffered where registers allow, so that nobody waits."""
-        held = self.epilogue.aux_registers(self.epilogue.chunk_accumulators)
+        epilogue = self.epilogue.streaming() if self.streams_tile_operand else self.epilogue
+        held = epilogue.aux_registers(epilogue.chunk_accumulators)
         most = SETMAXNREG[self.params.consumers][1] or MAX_REGISTERS
         is_double = held and self.accum.registers + 2 * held + OTHER_REGISTERS <= most and self.epilogue_buffers > 0
-        return EpiloguePlan(self.epilogue, self.accum, self.epilogue_buffers, aux_buffers=2 if is_double else 1)
+        return EpiloguePlan(epilogue, self.accum, self.epilogue_buffers, aux_buffers=2 if is_double else 1)
 
     @property
     def can_store(self) -> bool:

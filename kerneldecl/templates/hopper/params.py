@@ -18,6 +18,7 @@ from kerneldecl.analysis.hopper_limits import (
     RESERVED_SMEM_BYTES,
     SPLIT_K_CHOICES,
     WARPGROUP_THREADS,
+    epilogue_tile_bytes,
     fitting_epilogue_buffers,
 )
 from kerneldecl.analysis.params import CONV_ALONE, WgmmaParams
@@ -143,5 +144,14 @@ class GemmParams(WgmmaParams):
 
     def epilogue_buffers(self, chunks: int, stage_bytes: int, accum_dtype: str) -> int:
         """Return how many epilogue buffers each consumer has beside the stages; its chunks of results take turns in them."""
-        free_bytes = MAX_CTA_SMEM_BYTES - RESERVED_SMEM_BYTES - self.split_k_smem_bytes(accum_dtype) - self.stages * stage_bytes
-        return fitting_epilogue_buffers(chunks, self.consumers, free_bytes)
+        return fitting_epilogue_buffers(chunks, self.consumers, self._free_smem_bytes(stage_bytes, accum_dtype))
+
+    def holds_whole_tiles(self, stage_bytes: int, accum_dtype: str) -> bool:
+        """Say whether all results of 16 bits of each consumer have room beside the stages, so that a residual's tile has, too."""
+        if self.split_k > 1 or self.stream_k > 0:
+            return False
+        tile_bytes = epilogue_tile_bytes(self.accumulators * WARPGROUP_THREADS)
+        return self.consumers * tile_bytes <= self._free_smem_bytes(stage_bytes, accum_dtype)
+
+    def _free_smem_bytes(self, stage_bytes: int, accum_dtype: str) -> int:
+        return MAX_CTA_SMEM_BYTES - RESERVED_SMEM_BYTES - self.split_k_smem_bytes(accum_dtype) - self.stages * stage_bytes

@@ -13,9 +13,24 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.epilogue import Epilogue, meta_vars
 from kerneldecl.templates.hopper.kernel_config import AccumulatorLayout, EpiloguePlan
+from kerneldecl.templates.hopper.tma import LOAD
 
 TMA_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
 STMATRIX = "stmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
+LDMATRIX = "ldmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
+
+
+class TileOperandLoads(NamedTuple):
+    """What a consumer has TMA load a tile operand with."""
+
+    map: Any
+    """Its tensor map, a variable of the kernel."""
+    barrier: Any
+    """Barriers of the consumers, which count the bytes."""
+    state: Any
+    """Phase of the consumer's barrier."""
+    values: Any
+    """The registers of stmatrix as elements."""
 
 
 class StoreContext(NamedTuple):
@@ -34,6 +49,7 @@ class StoreContext(NamedTuple):
     """The result's tensor map, a variable of the kernel."""
     lanes: tuple[Any, Any]
     """Warp of the warpgroup, lane."""
+    tile_operand: TileOperandLoads | None = None
 
     @property
     def epilogue(self) -> Epilogue:
@@ -48,6 +64,11 @@ class StoreContext(NamedTuple):
     def first_aux(self, chunk: Any) -> Any:
         """Return where a chunk's auxiliary operands begin in their registers."""
         return chunk % self.plan.aux_buffers * self.plan.chunk_accumulators
+
+    def aux_values(self, at: Any, streamed_at: Any) -> list[Any]:
+        """Return the auxiliary operands' values in registers; the tile operand's are in those of stmatrix."""
+        streamed = [self.tile_operand.values[streamed_at]] if self.tile_operand is not None else []
+        return [aux[at] for aux in self.aux] + streamed
 
 
 class StagingChunk:
@@ -110,6 +131,42 @@ def load_aux(context, chunk, at):
 
 
 @T.inline
+def load_tile_operand(context, at):
+    """Have a warpgroup's first thread start the loads of its part of the tile operand, chunk by chunk, where their results will be.
+
+    `at` is the batch, row, column and consumer. The buffers are free as soon as TMA has read what it stores from them.
+    """
+    epilogue, loads, consumer = T.meta_var((context.epilogue, context.tile_operand, at[3]))
+    batch, row, column, _ = meta_vars(at)
+    if (context.lanes[0] == 0) & (context.lanes[1] == 0):
+        T.ptx.cp.async_.bulk.wait_group.read(0)
+        loads.barrier.arrive(consumer, context.plan.streamed_bytes)
+        for chunk in T.unroll(context.plan.chunks):
+            x, y = meta_vars(context.corner(chunk, row, column))
+            T.ptx[LOAD.format(epilogue.map.rank, "")](
+                context.staging.ptr_to([consumer, chunk, 0]),
+                T.address_of(loads.map),
+                *epilogue.coords(batch, x, y),
+                loads.barrier.ptr_to([consumer]),
+            )
+
+
+@T.inline
+def _wait_for_buffer(context, chunk, consumer):
+    """Have a warpgroup wait until it may write a chunk: TMA has read what was there, or loaded the tile operand."""
+    loads = T.meta_var(context.tile_operand)
+    if loads is not None:
+        if chunk == 0:
+            loads.barrier.wait(consumer, loads.state.phase)
+            loads.state.advance()
+    else:
+        if context.epilogue.map is not None:
+            if (context.lanes[0] == 0) & (context.lanes[1] == 0):
+                T.ptx.cp.async_.bulk.wait_group.read(context.plan.buffers - 1)
+        T.cuda.warpgroup_sync(1 + consumer)
+
+
+@T.inline
 def _fill(context, acc, buffer, chunk, at):
     """Have a warpgroup write a chunk of results to shared memory; `at` is its batch, row and column."""
     first, first_aux = T.meta_var((chunk * context.plan.chunk_accumulators, context.first_aux(chunk)))
@@ -117,8 +174,18 @@ def _fill(context, acc, buffer, chunk, at):
     warp, lane = meta_vars(context.lanes)
     epilogue, packed = T.meta_var((context.epilogue, context.packed))
     columns = T.meta_var(epilogue.lines if epilogue.is_swapped else epilogue.width)
+    trans = T.meta_var(".trans" if epilogue.is_swapped else "")
     count = T.meta_var(4 if columns % 16 == 0 else 2)
     for j in T.unroll(columns // (4 * count)):
+        matrix = T.meta_var(lane // 8)
+        block_of_matrix = T.meta_var(j * (count // 2) + matrix // 2 % (count // 2))
+        place = T.meta_var(
+            _smem_place(epilogue, block_of_matrix * 8 + lane % 8, warp * 2 + matrix % 2)
+            if epilogue.is_swapped
+            else _smem_place(epilogue, warp * 16 + lane % 16, block_of_matrix)
+        )
+        if epilogue.is_streaming:
+            T.ptx[LDMATRIX.format(count, trans)](*[packed[q] for q in range(count)], buffer.ptr_to([place]))
         for q in T.unroll(count):
             half = T.meta_var(q % 2)
             block = T.meta_var(j * (count // 2) + q // 2)
@@ -130,20 +197,10 @@ def _fill(context, acc, buffer, chunk, at):
             else:
                 T.ptx[f"cvt.rn.{'bf16' if epilogue.dtype == 'bfloat16' else 'f16'}x2.f32"](
                     packed[q],
-                    epilogue.value_float32(acc[i + 1], (batch, x, y + 1), [aux[i - first + first_aux + 1] for aux in context.aux]),
-                    epilogue.value_float32(acc[i], (batch, x, y), [aux[i - first + first_aux] for aux in context.aux]),
+                    epilogue.value_float32(acc[i + 1], (batch, x, y + 1), context.aux_values(i - first + first_aux + 1, q * 2 + 1)),
+                    epilogue.value_float32(acc[i], (batch, x, y), context.aux_values(i - first + first_aux, q * 2)),
                 )
-        matrix = T.meta_var(lane // 8)
-        if epilogue.is_swapped:
-            line = T.meta_var((j * (count // 2) + matrix // 2 % (count // 2)) * 8 + lane % 8)
-            T.ptx[STMATRIX.format(count, ".trans")](
-                buffer.ptr_to([_smem_place(epilogue, line, warp * 2 + matrix % 2)]), *[packed[q] for q in range(count)]
-            )
-        else:
-            piece = T.meta_var(j * (count // 2) + matrix // 2 % (count // 2))
-            T.ptx[STMATRIX.format(count, "")](
-                buffer.ptr_to([_smem_place(epilogue, warp * 16 + lane % 16, piece)]), *[packed[q] for q in range(count)]
-            )
+        T.ptx[STMATRIX.format(count, trans)](buffer.ptr_to([place]), *[packed[q] for q in range(count)])
 
 
 @T.inline
@@ -220,10 +277,7 @@ def store_chunks(context, at, begin, end):
                 load_aux(context, chunk + 1, at)
         else:
             load_aux(context, chunk, at)
-        if epilogue.map is not None:
-            if (warp == 0) & (lane == 0):
-                T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
-        T.cuda.warpgroup_sync(1 + consumer)
+        _wait_for_buffer(context, chunk, consumer)
         _fill(context, acc, StagingChunk(staging, consumer, buffer), chunk, (batch, x, y))
         if epilogue.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()

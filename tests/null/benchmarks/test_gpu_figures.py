@@ -51,6 +51,23 @@ def test_torch_counts_with_its_fastest_baseline() -> None:
     assert found([row("a", "conv2d", rivals=rivals)], "of the vendor")["reached"] == 1.5
 
 
+def test_the_isolated_figures_are_by_torchs_fastest_and_count_slow_gemms() -> None:
+    def behind(entry: str, ours: float, *theirs: float) -> dict[str, Any]:
+        secs = {"best": ours, **{f"torch {at}": secs for at, secs in enumerate(theirs)}}
+        return gemm(entry, "float16", 1024, protocols={"isolated": secs})
+
+    rows = [
+        behind("slow", 2.0, 1.0, 4.0),
+        behind("fast", 1.0, 2.0),
+        row("norm", "rms_norm", protocols={"isolated": {"best": 1.0, "torch": 8.0}}),
+    ]
+    assert found(rows, "isolated, of torch's best")["reached"] == 2.0
+    assert found(rows, "isolated, GEMMs, of torch's best")["reached"] == 1.0
+    share = found(rows, "isolated, GEMMs: share")
+    assert (share["reached"], share["verdict"]) == (0.5, "MISSED")
+    assert found([row("a", "softmax")], "isolated, of torch's best")["verdict"] == "not measured"
+
+
 def test_large_float16_gemm_has_its_own_figure() -> None:
     rows = [
         gemm("half", "float16", 8192, torch=0.6),

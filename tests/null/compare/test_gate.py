@@ -41,8 +41,8 @@ def space(pristine: Space, tmp_path: Path) -> Space:
     return Space(tmp_path / "space")
 
 
-def slow_down(space: Space, entry: str, factor: float) -> None:
-    """Rewrite the record of an entry as if its winner took longer, and the lock with it."""
+def slow_down(space: Space, entry: str, factor: float, isolated: float = 1.0) -> None:
+    """Rewrite the record of an entry as if its winner took longer, and the lock with it; and by another factor where it is isolated."""
     lock = space.read("workloads.lock")
     block = next(block for block in lock.split("\n\n") if f'name = "{entry}"' in block)
     key = block.partition('key = "')[2].partition('"')[0]
@@ -53,6 +53,8 @@ def slow_down(space: Space, entry: str, factor: float) -> None:
     old_us = result["run_secs"] * 1e6
     result["run_secs"] = float(f"{result['run_secs'] * factor:.4g}")
     result["trials"][0]["samples"] = [secs * factor for secs in result["trials"][0]["samples"]]
+    timings = result["trials"][0]["timings"]
+    timings["isolated"] = [secs * isolated for secs in timings["isolated"]]
     store.record_path("tune", key, is_local=False).write_bytes(record_bytes("tune", record.manifest, result))
     changed = block.replace(f"time_us = {old_us:.4g}", f"time_us = {result['run_secs'] * 1e6:.4g}")
     assert changed != block
@@ -73,6 +75,15 @@ def test_a_slower_entry_fails_the_gate(space: Space) -> None:
     git(space, "commit", "-qm", "after")
     assert space.command("gate", "HEAD", "--against", "before").code == ExitCode.FAILED
     assert space.command("gate", "before", "--against", "HEAD").code == ExitCode.DONE
+
+
+def test_the_protocols_that_have_not_chosen_are_compared_as_well(space: Space) -> None:
+    slow_down(space, "large@box", 1.05, isolated=0.8)
+    row = next(line for line in space.command("diff", "before").out.splitlines() if "large@box" in line)
+    assert "isolated -20.0%" in row
+    entry = next(each for each in json.loads(space.command("diff", "before", "--json").out)["entries"] if each["name"] == "large@box")
+    assert entry["otherwise"] == {"isolated": pytest.approx(-0.2)}
+    assert (entry["after"]["timing"], entry["after"]["timings"].keys()) == ("steady", {"isolated"})
 
 
 def test_formats_say_the_same(space: Space) -> None:

@@ -57,6 +57,20 @@ def test_noise_that_hides_the_budget_is_unsure() -> None:
     assert judge(0.03, 0.01, 0.04) is Verdict.SAME
 
 
+def test_a_time_is_compared_with_one_of_its_own_protocol() -> None:
+    cool, steady, isolated = ((secs * 1e-6,) * 5 for secs in (4, 5, 8))
+    before = Measured(
+        "a", "0", "w", 4e-6, is_verified=True, samples=cool, timing="cool", timings=(("isolated", isolated), ("steady", steady))
+    )
+    now = Measured("a", "1", "w", 8e-6, is_verified=True, samples=isolated, timing="isolated")
+    (same,) = compare({"a": before}, {"a": now})
+    assert (same.verdict, same.change) == (Verdict.SAME, 0.0)
+    (slower,) = compare({"a": before}, {"a": dataclasses.replace(now, run_secs=9e-6, samples=(9e-6,) * 5)})
+    assert slower.verdict is Verdict.SLOWER
+    (unsure,) = compare({"a": dataclasses.replace(before, timings=())}, {"a": now})
+    assert (unsure.verdict, unsure.change) == (Verdict.UNSURE, None), "no time is comparable"
+
+
 def test_what_is_missing_unverified_or_unmeasured_fails() -> None:
     one = Measured("a@gpu", "1", "winner", 1e-6, is_verified=True)
     unverified = dataclasses.replace(one, is_verified=False)

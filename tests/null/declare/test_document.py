@@ -159,6 +159,21 @@ def test_settings_of_a_table_win_over_defaults_and_those_over_the_pins(workspace
     assert {(w.policy, w.top_k, w.tolerance, w.tags, w.generation) for w in b} == {("auto", 7, 0.5, ("hot",), 2)}
 
 
+def test_the_timing_of_an_entry_wins_over_its_targets_and_that_over_the_defaults(workspace: Path) -> None:
+    text = '[target.other]\narch = "host"\ntiming = "isolated"\n' + table("a", m="1", n="1") + table("b", m="1", n="1", timing='"both"')
+    assert [w.timing for w in declared(workspace, text).workloads] == ["cool", "isolated", "both", "both"]
+    text = '[defaults]\ntiming = "steady"\n' + text
+    assert [w.timing for w in declared(workspace, text).workloads] == ["steady", "isolated", "both", "both"]
+
+
+@pytest.mark.parametrize("place", ["[defaults]\n", '[target.other]\narch = "host"\n', table("a", m="1", n="1")])
+@pytest.mark.parametrize("timing", ['"warm"', "1", '["steady"]'])
+def test_a_timing_is_one_of_four(workspace: Path, place: str, timing: str) -> None:
+    text = f"{place}timing = {timing}\n" + table("z", m="1", n="1")
+    with pytest.raises(DeclarationError, match="expected cool, steady, isolated or both"):
+        declared(workspace, text)
+
+
 def test_entries_are_built_for_every_target_where_none_is_named(workspace: Path) -> None:
     text = '[target.second]\narch = "host"\n' + table("a", m="1", n="1")
     assert [workload.entry for workload in declared(workspace, text).workloads] == ["a@host", "a@second"]
@@ -359,7 +374,7 @@ def test_patterns_select(patterns: list[str], chosen: list[int] | None) -> None:
 
 
 def test_a_pattern_without_match_names_the_nearest(golden: Callable[[str, str], None]) -> None:
-    patterns = ["qvk", "gat@gpu", "gate@gpu", "rule:gemm", "tag:hut", "nothing_like_it"]
+    patterns = ["qvk", "gat@gpu", "gta@hots", "gate@gpu", "rule:gemm", "tag:hut", "nothing_like_it"]
     with pytest.raises(PatternError, match="qvk") as caught:
         select(ENTRIES, patterns)
     golden("pattern", f"{caught.value}\n")

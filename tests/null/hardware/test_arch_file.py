@@ -266,6 +266,13 @@ def test_a_mistake_in_a_gpu_file_is_reported_with_its_line(mistake: str) -> None
         assert wrong.splitlines()[problem.line - 1].startswith(key)
 
 
+@pytest.mark.parametrize(("kind", "wrong"), [("", "kind is missing"), ('kind = "gpu"\n', 'unknown kind "gpu"')])
+def test_without_its_kind_nothing_else_is_said_of_a_file(kind: str, wrong: str) -> None:
+    with pytest.raises(DeclarationError) as caught:
+        read_arch("mine", f'{kind}model = "Mine"\n'.encode(), "archs/mine.toml")
+    assert [problem.sentence for problem in caught.value.problems] == [f"{wrong}; expected cpu, or cuda for a GPU"]
+
+
 # Toolkits
 
 

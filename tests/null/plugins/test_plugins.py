@@ -321,7 +321,7 @@ def test_text_of_wrong_archs(write_files: Write, golden: Callable[[str, str], No
     lines = [
         line.replace("cores = 4", "cores = 0").replace("l2_bytes =", "l2_byte =").replace("clock_hz = 2.6e9", 'clock_hz = "2.6"')
         for line in right.replace("l1d_bytes = 32768", "l1d_bytes = 32.5")
-        .replace('kind = "cpu"', 'kind = "npu"\nvendor = "x"')
+        .replace('kind = "cpu"', 'kind = "cpu"\nvendor = "x"')
         .splitlines()
     ]
     wrong = {

@@ -16,7 +16,7 @@ from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmu
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.ranking import KIND_PARAMS, diversified
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast
-from kerneldecl.policies.hopper.tilings import Tiling
+from kerneldecl.policies.hopper.tilings import Result, Tiling
 from kerneldecl.policies.hopper.time_model import pdl_factor
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
@@ -139,7 +139,7 @@ def test_groups_that_are_never_timed_would_not_be_proposed(
 ) -> None:
     space = of(dtype[0], size, layout, accum_dtype=dtype[1])
     if not wgmma_matmul.why_not(space, H200):
-        by_schedule = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
+        by_schedule = wgmma_matmul._by_schedule(gemm(space), Result(space.blocks[-1].writes[0].dtype, has_residual=False), H200.the_gpu)
         timed = [
             [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())] for groups in by_schedule
         ]

@@ -37,7 +37,7 @@ KEPT = ("lower", "propose", "tune")
 @pytest.fixture(autouse=True)
 def no_flushing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
-    for name in ("TOKEN", "USER", "PASSWORD"):
+    for name in ("HOST", "TOKEN", "USER", "PASSWORD"):
         monkeypatch.delenv(f"KERNELDECL_CACHE_{name}", raising=False)
     monkeypatch.delenv(signing.SIGNING_KEY, raising=False)
     monkeypatch.setenv("NETRC", "/nonexistent")
@@ -441,8 +441,21 @@ def test_credentials_come_from_the_environment_or_netrc(
     assert {headers["Authorization"] for headers in server.headers} == {f"Basic {base64.b64encode(b'me:secret').decode()}"}
     server.headers.clear()
     monkeypatch.setenv("KERNELDECL_CACHE_TOKEN", "abc")
+    monkeypatch.setenv("KERNELDECL_CACHE_HOST", "127.0.0.1")
     built(machine("b", server.url))
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer abc"}
+
+
+@pytest.mark.parametrize("host", ["", "cache.example.org", "127.0.0.1:1", "127.0.0.1.example.org"])
+def test_a_token_goes_to_the_host_that_it_is_for_alone(
+    host: str, machine: Callable[..., Space], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone's `[cache]` may name any server."""
+    monkeypatch.setenv("KERNELDECL_CACHE_TOKEN", "abc")
+    monkeypatch.setenv("KERNELDECL_CACHE_HOST", host)
+    built(machine("a", server.url))
+    assert server.headers
+    assert not any("Authorization" in headers for headers in server.headers)
 
 
 def test_a_secret_in_the_file_is_a_mistake_that_does_not_repeat_it(machine: Callable[..., Space]) -> None:

@@ -16,11 +16,12 @@ from support.repository import REPOSITORY
 
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arch, Candidate, Trial, Workload
-from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
+from kerneldecl.store.keys import key, measure_manifest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
+from kerneldecl.timing import measuring
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on, verify
 from kerneldecl.tuning.task import Task
@@ -41,6 +42,10 @@ class TableRunner:
     prepared: Callable[[], Answer] = dict
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    sampled: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    """Protocol and code of each sample."""
+    secs: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Times by protocol, where they are others."""
     priorities: set[int] = dataclasses.field(default_factory=set)
 
     def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
@@ -60,7 +65,10 @@ class TableRunner:
         if request["action"] == "prepare":
             return self.prepared()
         if request["action"] == "sample":
-            return {"samples": [1e-5]}
+            self.sampled.append((request["protocol"], code))
+            if code in self.secs and request["protocol"] == "isolated":
+                return {"failure": "it hangs"}
+            return {"samples": [self.secs.get(request["protocol"], 1e-5)] * request["samples"]}
         if request["action"] == "confirm" and code in self.later:
             return self.later[code]
         return self.verdicts.get(code, {"error": 1e-6, "secs": 1e-5})
@@ -78,7 +86,7 @@ def task_in(folder: Path, arch: Arch = H200) -> Task:
         groups=(),
         lowered=Lowered(LOWERED),
         tolerance=1e-3,
-        protocol=MEASURING[arch.kind],
+        protocol=measuring(arch.kind),
         seed=20,
         reference_digest="reference",
         toolchain={},
@@ -220,6 +228,71 @@ def test_nothing_is_measured_twice(tmp_path: Path) -> None:
     assert again.asked == []
     measured(task_in(tmp_path), again, built("a"), built("c"))
     assert again.of("verify") == ["c"]
+
+
+def timed_by(task: Task, timing: str) -> Task:
+    workload = dataclasses.replace(task.workload, timing=timing)
+    return dataclasses.replace(task, workload=workload, protocol=measuring(task.arch.kind, timing))
+
+
+@pytest.mark.parametrize(
+    ("arch", "timing", "raced", "others"),
+    [
+        (H200, "cool", ["cool"], ["steady", "isolated", "chained"]),
+        (H200, "steady", ["steady"], ["cool", "isolated", "chained"]),
+        (H200, "isolated", ["isolated"], ["cool", "steady", "chained"]),
+        (H200, "both", ["steady", "isolated"], ["cool", "steady", "isolated", "chained"]),
+        (CPU, "cool", ["steady"], ["isolated"]),
+        (CPU, "isolated", ["isolated"], ["steady"]),
+    ],
+)
+def test_candidates_race_under_the_chosen_protocol_and_finalists_are_timed_under_all(
+    tmp_path: Path, arch: Arch, timing: str, raced: list[str], others: list[str]
+) -> None:
+    runner = TableRunner(secs={"steady": 4e-5, "isolated": 9e-5, "cool": 2e-5, "chained": 3e-5})
+    done = measured(timed_by(task_in(tmp_path, arch), timing), runner, built("a"), built("b"))
+    confirmed = runner.asked.index(("confirm", "a"))
+    in_race = sum(action == "sample" for action, _ in runner.asked[:confirmed])
+    assert {protocol for protocol, _ in runner.sampled[:in_race]} == set(raced)
+    assert [protocol for protocol, code in runner.sampled[in_race:] if code == "a"] == others
+    for trial in done.values():
+        assert trial.run_secs == pytest.approx(6e-5 if timing == "both" else runner.secs[raced[0]])
+        assert dict(trial.timings) == {protocol: (runner.secs[protocol],) * 7 for protocol in others}
+
+
+def test_a_finalist_that_fails_under_another_protocol_keeps_its_place_without_that_time(tmp_path: Path) -> None:
+    runner = TableRunner(secs={"a": 0.0})
+    done = measured(task_in(tmp_path), runner, built("a"), built("b"))
+    assert done["a"].samples
+    assert not done["a"].failure
+    assert dict(done["a"].timings).keys() == {"steady", "chained"}
+    assert dict(done["b"].timings).keys() == {"steady", "isolated", "chained"}
+
+
+def test_only_the_finalists_are_timed_under_all_protocols(tmp_path: Path) -> None:
+    class Slow(TableRunner):
+        def measure(self, request: Request, limit_secs: float) -> Answer:
+            answer = super().measure(request, limit_secs)
+            is_slow = str(request.get("library", "")).endswith("slow.so") and "samples" in answer
+            return {"samples": [1.1 * secs for secs in answer["samples"]]} if is_slow else answer
+
+    done = measured(task_in(tmp_path), Slow(), built("a"), built("slow"))
+    assert done["a"].timings
+    assert done["slow"].samples
+    assert not done["slow"].timings
+
+
+def test_a_record_from_before_there_were_protocols_is_read(tmp_path: Path) -> None:
+    task, store = task_in(tmp_path), LocalStore(tmp_path / "store")
+    manifest = measure_manifest("a", task.arch, {"protocol": "cuda-graph-cold-3", "generation": 0})
+    result = {"error": 1e-6, "samples": [2e-5], "failure": "", "reference": "reference"}
+    store.write("measure", manifest, result, is_local=False)
+    runner = TableRunner()
+    assert measured(task, runner, built("a"))["a"].samples == (2e-5,)
+    assert not runner.asked
+    store.forget("measure", key(manifest), is_local=False)
+    store.write("measure", manifest, {**result, "timings": {"steady": ["soon"]}}, is_local=False)
+    assert measured(task, runner, built("a"))["a"].run_secs == 1e-5, "a record that holds no times is none"
 
 
 def test_inputs_that_cannot_be_made_are_every_candidates_failure(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.store.keys import digest
-from kerneldecl.tuning.race import PROTOCOLS, race, ranking
+from kerneldecl.tuning.race import BUDGETS, race, ranking
 
 SECS = st.floats(1e-6, 1.0)
-ROUNDS = PROTOCOLS["cpu"].rounds
+ROUNDS = BUDGETS["cpu"].rounds
 
 
 def verified(name: str) -> Trial:
@@ -98,7 +98,7 @@ def test_a_sample_is_long_enough_for_the_clock() -> None:
     race([sampler.field()[0]], sampler)
     race([sampler.field()[1]], sampler)
     calls = dict(sampler.asked)
-    assert calls["fast"] * 1e-6 >= PROTOCOLS["cpu"].sample_secs * 0.999
+    assert calls["fast"] * 1e-6 >= BUDGETS["cpu"].sample_secs * 0.999
     assert calls["slow"] == 1
 
 
@@ -110,9 +110,9 @@ def test_slow_kernels_are_sampled_less_often() -> None:
 
 def test_slow_kernels_of_a_gpu_are_ranked_by_their_first_run_and_the_best_by_three_samples() -> None:
     sampler = Sampler({f"c{i:02}": 0.04 * (1 + i / 100) for i in range(20)})
-    raced = race(sampler.field(), sampler, PROTOCOLS["cuda"])
+    raced = race(sampler.field(), sampler, BUDGETS["cuda"])
     counts = Counter(name for name, _ in sampler.asked)
-    _, second, third = PROTOCOLS["cuda"].rounds
+    _, second, third = BUDGETS["cuda"].rounds
     assert len(counts) == second.most
     assert Counter(counts.values()) == {second.least: second.most - third.most, second.least + third.least: third.most}
     assert {name_of(m): m.run_secs for m in raced} == sampler.secs
@@ -120,7 +120,7 @@ def test_slow_kernels_of_a_gpu_are_ranked_by_their_first_run_and_the_best_by_thr
 
 def test_short_kernels_of_a_gpu_are_sampled_in_every_round() -> None:
     sampler = Sampler({f"c{i:02}": 1e-5 * (1 + i / 150) for i in range(20)})
-    race(sampler.field(), sampler, PROTOCOLS["cuda"])
+    race(sampler.field(), sampler, BUDGETS["cuda"])
     counts = Counter(name for name, _ in sampler.asked)
     assert (counts["c00"], counts["c07"], counts["c19"]) == (43, 13, 3)
     assert sampler.asked[0] == ("c00", 100), "as many calls as take a millisecond"
@@ -200,7 +200,7 @@ def test_of_many_equally_fast_ones_the_same_come_to_the_final_whatever_their_noi
     finalists = []
     for shift in (0, 7, 13):
         sampler = Sampler({f"c{i:02}": 1e-5 * (1 + (i + shift) % 20 / 10_000) for i in range(20)})
-        raced = race(sampler.field(), sampler, PROTOCOLS["cuda"])
+        raced = race(sampler.field(), sampler, BUDGETS["cuda"])
         most = max(len(m.samples) for m in raced)
         fastest = min(raced, key=lambda m: m.run_secs)
         finalists.append({name_of(m) for m in raced if len(m.samples) == most})

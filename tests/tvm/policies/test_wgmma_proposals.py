@@ -15,7 +15,7 @@ from support.thinned import only
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
-from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.store.local import LocalStore
@@ -50,6 +50,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tfloat32_nn": ("matmul", {"m": 2000, "n": 2048, "k": 1024, "layout": "nn", "precision": "tfloat32"}),
     "pixels": ("conv2d", {"n": 8, "h": 28, "w": 28, "c": 128, "f": 256, "kh": 1, "kw": 1, "dtype": "float16"}),
 }
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy", "attrs"),
+    [
+        ("matmul", "wgmma_matmul", {"m": 4096, "n": 4096, "k": 1024, "layout": "nt", "dtype": "float16"}),
+        ("matmul", "wgmma_matmul", {"m": 20, "n": 4096, "k": 1024, "layout": "nt", "dtype": "bfloat16"}),
+        ("conv2d", "wgmma_conv2d", {"n": 2, "h": 64, "w": 64, "c": 320, "f": 320, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}),
+    ],
+)
+def test_the_first_proposals_have_room_for_a_residuals_tile(rule: str, policy: str, attrs: dict[str, Any]) -> None:
+    """The time model and the template agree on whether TMA loads it."""
+    mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, {**attrs, "epilogue": ("bias", "add")}))
+    proposals = load_module("policies", ROOT, policy).propose(iter_space(mod), ARCH, 3)
+    template = load_module("templates", ROOT, policy)
+    sources = [cuda_source(template.apply(mod, dict(proposal.candidate.params), ARCH), ARCH, "kd_main") for proposal in proposals]
+    assert "ldmatrix" in sources[0]
+    assert sum("ldmatrix" in source for source in sources) >= 2
 
 
 @pytest.mark.parametrize("name", only(("few_rows", "pixels"), CASES))

@@ -186,6 +186,14 @@ def test_a_time_is_of_one_call(kernels: Kernels, calls: int) -> None:
     assert sum(samples) * calls < elapsed
 
 
+def test_an_isolated_time_is_of_one_call_whatever_the_calls_asked_for(kernels: Kernels) -> None:
+    assert judged(kernels.ask("verify", "add"), TOLERANCE) == ""
+    start = time.perf_counter()
+    samples = kernels.ask("sample", "add", calls=1_000_000_000, samples=2, protocol="isolated")["samples"]
+    assert len(samples) == 2
+    assert 0 < sum(samples) < time.perf_counter() - start
+
+
 def test_the_time_of_a_first_run_is_within_the_request(kernels: Kernels) -> None:
     """A kernel that failed is not run again for its time."""
     assert set(kernels.ask("verify", "add_writes_behind_output")) == {"failure"}

@@ -13,7 +13,7 @@ from emulation import Kernel
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import only
-from support.wgmma_cases import FLOAT16, GEMMS, ONE, PACKED, PLAIN, SMS
+from support.wgmma_cases import FLOAT16, GEMMS, ONE, PACKED, PLAIN, SMS, STREAMED_GEMMS
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
@@ -59,6 +59,8 @@ OF_EACH_KIND = (
     "odd sizes, tt",
     "gelu behind the second MMA tile, staggered",
     "three consumers",
+    "residual, staggered",
+    "residual, swapped",
     "split-K, swapped",
     "scales of int8",
     "float16 accumulators, nn",
@@ -104,6 +106,26 @@ def test_a_kernel_prefetches_its_first_k_tiles_before_it_waits(attrs: dict[str, 
     assert ("prefetch_tensor" in before.rpartition("__global__")[2]) == prefetches
     assert "prefetch_tensor" not in after
     assert bool(waits) == params["pdl"]
+
+
+@pytest.mark.parametrize("name", STREAMED_GEMMS)
+def test_tma_loads_a_residual_to_where_results_are_stored_from(name: str) -> None:
+    source = cuda_source(made(*STREAMED_GEMMS[name]), the_gpu(), "kd_main")
+    assert "ldmatrix" in source
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params"),
+    [
+        ({"m": 300, "epilogue": ["bias"]}, {"block_n": 64}),  # a vector
+        ({"m": 300, "n": 131, "epilogue": ["add"]}, {"block_n": 64}),  # TMA takes no such rows
+        ({"m": 300, "k": 512, "epilogue": ["add"]}, {"block_n": 64, "split_k": 2}),  # CTAs exchange accumulators there
+        ({"m": 300, "epilogue": ["add"]}, {"block_m": 256, "block_n": 128, "stages": 4}),  # no room
+        ({"m": 300, "out_dtype": "float32", "epilogue": ["add"]}, {"block_n": 64}),  # results do not go through shared memory
+    ],
+)
+def test_other_operands_of_the_epilogue_are_loaded_by_threads(attrs: dict[str, Any], params: dict[str, Value]) -> None:
+    assert "ldmatrix" not in cuda_source(made(attrs, params), the_gpu(), "kd_main")
 
 
 @needs_nvcc

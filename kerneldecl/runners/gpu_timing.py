@@ -1,0 +1,85 @@
+"""Owns how a sample of a kernel is taken on a GPU under each protocol of `kerneldecl.timing`.
+
+Knows nothing of requests, of how many samples are wanted or of what wins.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from kerneldecl.runners.cuda_device import Graph
+from kerneldecl.runners.gpu_arguments import Loaded, OnGpu
+from kerneldecl.runners.memory_layout import most_calls
+from kerneldecl.runners.neighbours import BEFORE
+from kerneldecl.timing import Protocol
+
+IDLE_SECS = 0.05
+"""Time without a launch after which the GPU is warmed up again."""
+BURST_SECS = 0.02
+"""Time of the replays, back to back, of which the last is a steady sample."""
+HEAT_SECS, MOST_HEAT_SECS, IS_STEADY = 0.05, 0.5, 0.005
+"""Time of the replays of which the last tells the clock; most of it altogether; difference of two such times that is none."""
+LEAST_SECS = 1e-9
+"""Time of a kernel that takes less than its neighbour's time varies by: behind one that lets it start early, all of it may be hidden."""
+_LAST: dict[str, float] = {}
+"""When the kernel that was launched last, by the path of its library, had done its last steady sample."""
+
+
+def sample_secs(on_gpu: OnGpu, kernel: Loaded, calls: int, protocol: Protocol) -> float:
+    """Return the seconds of a call: the mean of up to `calls` launches in one graph, each on arguments that are not in L2."""
+    count = min(calls, most_calls(len(on_gpu.sets()), sum(on_gpu.sizes), on_gpu.gpu.l2_bytes))
+    if protocol != "steady":
+        _LAST.clear()
+    return _SAMPLERS[protocol](on_gpu, kernel, count)
+
+
+def _cool(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
+    return on_gpu.secs(on_gpu.graph(kernel, count)) / count
+
+
+def _steady(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
+    """Take the last of replays without rests. Where another kernel or none ran before, the GPU takes on the kernel's own clock first."""
+    graph = on_gpu.graph(kernel, count)
+    if time.monotonic() - _LAST.get(kernel.library, -math.inf) > IDLE_SECS:
+        _heat(on_gpu, graph)
+    secs = _burst(on_gpu, graph, BURST_SECS)
+    _LAST.clear()
+    _LAST[kernel.library] = time.monotonic()
+    return secs / count
+
+
+def _heat(on_gpu: OnGpu, graph: Graph) -> None:
+    end, secs = time.monotonic() + MOST_HEAT_SECS, math.inf
+    while time.monotonic() < end:
+        before, secs = secs, _burst(on_gpu, graph, HEAT_SECS)
+        if abs(secs / before - 1) < IS_STEADY:
+            return
+
+
+def _burst(on_gpu: OnGpu, graph: Graph, secs: float) -> float:
+    """Replay a graph for about so long without waiting for it, and return the seconds of the last replay."""
+    flush = on_gpu.flush if on_gpu.reuses_l2 else lambda: None
+    flush()
+    once = graph.run()
+    for _ in range(int(secs / once)):
+        flush()
+        graph.start()
+    return graph.finished()
+
+
+def _behind(neighbour: Callable[[], None], on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
+    """Take the time of a graph in which the neighbour runs before each launch, without that of a graph of the neighbour alone."""
+    both = on_gpu.graph(kernel, count, before=neighbour)
+    alone = on_gpu.graph(None, count, before=neighbour)
+    return max(LEAST_SECS, (on_gpu.secs(both) - on_gpu.secs(alone)) / count)
+
+
+_SAMPLERS: Mapping[Protocol, Callable[[OnGpu, Loaded, int], float]] = {
+    "cool": _cool,
+    "steady": _steady,
+    "isolated": functools.partial(_behind, BEFORE["isolated"]),
+    "chained": functools.partial(_behind, BEFORE["chained"]),
+}
