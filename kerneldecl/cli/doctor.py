@@ -25,8 +25,14 @@ from kerneldecl.toolchain.versions import is_cuda
 
 LEAST_DISK_BYTES = 2 << 30
 _PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
-# With a tvm-ffi that does not fit, TVM imports and compiles but dies when it serialises IR.
-_PAIR = "import tvm; from tvm import te; tvm.ir.load_json(tvm.ir.save_json(tvm.tirx.IntImm('int32', 1)))"
+# With a tvm-ffi that does not fit, TVM imports and compiles but dies when it serialises IR. Workers import TVM without torch, too.
+_PAIR = """\
+import sys
+sys.modules["torch"] = None
+import tvm
+from tvm import te
+tvm.ir.load_json(tvm.ir.save_json(tvm.tirx.IntImm("int32", 1)))
+"""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.fallbacks import fallback_shares, share_text
-from kerneldecl.stages.session import Session
+
+if TYPE_CHECKING:
+    from kerneldecl.stages.session import Session  # with all of planning, which printing a quick plan does without
 
 TRY_AGAIN = "verdicts are remembered: `kerneldecl build --retune ENTRY` finds them out again, a higher `generation` does so for everybody"
 """The way out for an entry whose candidates were wrong through no fault of theirs."""

@@ -156,7 +156,7 @@ def _scheduled(spec: Spec, mod: tvm.IRModule, candidate: Candidate, arch: Arch) 
 
 def scheduled_winner(spec: Spec, candidate: Candidate, arch: Arch) -> tvm.IRModule:
     """Return the module that a recorded winner gives."""
-    result = _scheduled(spec, _lowered(spec), candidate, arch)
+    result = _scheduled(spec, lowered(spec), candidate, arch)
     assert result is not None, "a winner applies"
     return result.mod
 

@@ -165,7 +165,8 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
         tune, tuned = Action.done(Subject(entry, workload.target, "tune"), tune.key, manifests["tune"]), ranked
     result = TuneResult(tuned.key, tuned.result) if tuned else None
     # The object's action is judged once it is known whether the artifact is whole (`plan`).
-    actions = (lower, propose, tune, _build_action(workload, result, is_missing=lambda _: False))
+    build = Subject(entry, workload.target, "build")
+    actions = (lower, propose, tune, Action.done(build, result.build_key) if result else Action.waiting(build, "tune"))
     return EntryPlan(workload, arch, asked, actions=actions, lowered=lowered, groups=groups, tuned=result)
 
 
@@ -217,12 +218,19 @@ class Searched(NamedTuple):
 
 def searched(workload: Workload, groups: Sequence[Group], inputs: Inputs) -> Searched:
     """Return what the search of a workload goes through."""
-    templates = {name: inputs.template(name) for group in groups for name in group.templates}
+    candidates, names = _listed(tuple(groups))
+    templates = {name: inputs.template(name) for name in names}
     if workload.specialize:
         templates[SPECIALIZE] = inputs.specialize[workload.specialize]
+    return Searched(candidates, templates, reference(workload, inputs), tuple(group.turn for group in groups))
+
+
+@functools.lru_cache(maxsize=256)
+def _listed(groups: tuple[Group, ...]) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Return count and digest of each list of candidates by its place and policy, and the names of the templates in them."""
     # The order of the policies matters as well as that of their candidates.
     candidates = {f"{place}.{group.policy}": group.in_key for place, group in enumerate(groups, start=1)}
-    return Searched(candidates, templates, reference(workload, inputs), tuple(group.turn for group in groups))
+    return candidates, tuple(dict.fromkeys(name for group in groups for name in group.templates))
 
 
 def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: Arch, toolchain: Mapping[str, str]) -> str:
@@ -271,16 +279,6 @@ def _never(subject: Subject) -> str:
     name = subject.entry.removesuffix(f"@{subject.target}")
     reasons = {"lower": f"no record of {name} yet", "propose": "its policies were never asked about this computation"}
     return reasons.get(subject.kind, "these candidates were never measured")
-
-
-def _build_action(workload: Workload, tuned: TuneResult | None, is_missing: Callable[[str], bool]) -> Action:
-    subject = Subject(workload.entry, workload.target, "build")
-    if tuned is None:
-        return Action.waiting(subject, "tune")
-    missing = [name for name, blob in tuned.blobs.items() if is_missing(blob)]
-    if missing:
-        return Action.ready(subject, tuned.build_key, f"the winner's {' and '.join(missing)} is not in the store")
-    return Action.done(subject, tuned.build_key)
 
 
 def link_parts(entry: EntryPlan) -> dict[str, str]:
@@ -364,10 +362,17 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
 
 
 def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:
-    if entry.tuned is None:
+    missing = [name for name, blob in entry.tuned.blobs.items() if not past.has_blob(blob)] if entry.tuned else []
+    if not missing or entry.tuned is None:
         return entry
-    build = _build_action(entry.workload, entry.tuned, lambda blob: not past.has_blob(blob))
-    if build.is_hit:
-        return entry
-    actions = (*entry.actions[:-1], build)
-    return EntryPlan(entry.workload, entry.arch, entry.asked, actions, lowered=entry.lowered, groups=entry.groups, tuned=entry.tuned)
+    subject = Subject(entry.entry, entry.workload.target, "build")
+    build = Action.ready(subject, entry.tuned.build_key, f"the winner's {' and '.join(missing)} is not in the store")
+    return EntryPlan(
+        entry.workload,
+        entry.arch,
+        entry.asked,
+        actions=(*entry.actions[:-1], build),
+        lowered=entry.lowered,
+        groups=entry.groups,
+        tuned=entry.tuned,
+    )

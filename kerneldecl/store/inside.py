@@ -99,7 +99,7 @@ class Inside:
 
 def _opened(path: Path | str, below: int | None, most_bytes: int) -> tuple[int, int]:
     """Return the descriptor and the size of a regular file; the path is relative to the folder `below`, if it is given."""
-    status = os.stat(path, dir_fd=below, follow_symlinks=False)
+    status = os.lstat(path) if below is None else os.stat(path, dir_fd=below, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeFileError("is no regular file")  # opening a device or a pipe may already do something, or wait for ever
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=below)

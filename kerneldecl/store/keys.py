@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Mapping
 from json import JSONEncoder
 from json.encoder import encode_basestring_ascii
+from math import isfinite
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -80,12 +81,12 @@ def _write(prefix: str, fields: Fields, lines: list[str]) -> None:
             lines.append(f"{prefix}{name} = {_json(value)}\n")
 
 
-def _written(action: str, values: Fields, common: str = "") -> str:
-    """Return the manifest of values by their dotted names, and of lines that are written already: what `manifest` returns, in a fifth of
-    the time, since the names of ten thousand manifests are the same."""
+def _written(action: str, values: Mapping[str, str], common: str = "") -> str:
+    """Return the manifest of values as JSON by their dotted names, and of lines that are written already: what `manifest` returns, in a
+    fifth of the time, since the names of ten thousand manifests are the same."""
     pieces, names = _layout(action, tuple(values), common)
     text = list(pieces)
-    text[1::2] = [_json(values[name]) for name in names]
+    text[1::2] = [values[name] for name in names]
     return "".join(text)
 
 
@@ -105,8 +106,8 @@ def _json(value: object) -> str:
     kind = type(value)
     if kind is str:
         return encode_basestring_ascii(value)  # type: ignore[arg-type]  # just checked
-    if kind is int:
-        return str(value)
+    if kind is int or (kind is float and isfinite(value)):  # type: ignore[arg-type]  # just checked
+        return repr(value)
     if kind is tuple and {*map(type, value)} == {int}:  # type: ignore[call-overload]  # just checked
         return f"[{','.join(map(str, value))}]"  # type: ignore[call-overload]  # just checked
     return _ENCODER.encode(value)
@@ -137,20 +138,30 @@ def lines_of(text: str) -> dict[str, str]:
 
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
-    values = {"rule": rule_digest, "toolchain.tvm": toolchain["tvm"], **workload.nan_field}
-    return _written("lower", {**values, **_declared(workload, files)})
+    values = {**_declared(workload.attrs), **{f"files.{name}": _json(found) for name, found in files.items()}}
+    common = _common((("rule", rule_digest), ("toolchain.tvm", toolchain["tvm"]), *workload.nan_field.items()))
+    return _written("lower", values, common)
 
 
 def verify_key(workload: Workload, reference_digest: str, files: Mapping[str, str], protocol: Fields) -> str:
     """Return the digest of what a verdict depends on besides the kernel: what inputs and reference come from, and the protocol."""
-    values = {name: value for name, value in _declared(workload, files).items() if name.removeprefix("attrs.") not in files}
-    return key(_written("verify", {"rule": reference_digest, **protocol, **values}))
+    values = _declared(workload.attrs)
+    if files:
+        kept = {name: value for name, value in values.items() if name.removeprefix("attrs.") not in files}
+        values = {**kept, **{f"files.{name}": _json(found) for name, found in files.items()}}
+    return key(_written("verify", values, _common((("rule", reference_digest), *protocol.items()))))
 
 
-def _declared(workload: Workload, files: Mapping[str, str]) -> dict[str, object]:
-    """Return a workload's attributes and the digests of the files that they name, by the names of their lines."""
-    values: dict[str, object] = {f"attrs.{name}": value for name, value in workload.attrs}
-    return values | {f"files.{name}": found for name, found in files.items()} if files else values
+@functools.lru_cache(maxsize=256)
+def _common(fields: tuple[tuple[str, object], ...]) -> str:
+    """Return the lines of what many entries share."""
+    return _lines_of("", dict(fields))
+
+
+@functools.lru_cache(maxsize=1)
+def _declared(attrs: tuple[tuple[str, object], ...]) -> Mapping[str, str]:
+    """Return a workload's attributes as JSON, by the names of their lines. Two manifests have them, one after the other."""
+    return {f"attrs.{name}": _json(value) for name, value in attrs}
 
 
 def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str], declared: Policy = "") -> str:
@@ -158,13 +169,13 @@ def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping
 
     What is `declared` counts where it is more than a name, whose policies say it all.
     """
-    asked = {} if isinstance(declared, str) else {"asked": declared}
-    return _written("propose", {"computation": computation, "top_k": top_k, **asked}, _asked_lines(arch, tuple(policies.items())))
+    values = {"computation": _json(computation)} | ({} if isinstance(declared, str) else {"asked": _json(declared)})
+    return _written("propose", values, _asked_lines(arch, top_k, tuple(policies.items())))
 
 
 @functools.lru_cache(maxsize=256)
-def _asked_lines(arch: Arch, policies: tuple[tuple[str, str], ...]) -> str:
-    return _lines_of("", {"arch": arch_fields(arch), "policies": dict(policies)})
+def _asked_lines(arch: Arch, top_k: int, policies: tuple[tuple[str, str], ...]) -> str:
+    return _lines_of("", {"arch": arch_fields(arch), "policies": dict(policies), "top_k": top_k})
 
 
 def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Candidates, toolchain: Mapping[str, str]) -> str:
@@ -172,21 +183,19 @@ def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Cand
 
     `computation` is the digest of the canonical TensorIR, `search` the settings of the search.
     """
-    values: dict[str, object] = {"computation": computation, **named(candidates.names)}
-    for name, value in search.items():
-        values[f"search.{name}"] = value
-    for name, value in candidates.lists.items():
-        values[f"candidates.{name}"] = value
+    values = {"computation": computation, **named(candidates.names), **{f"search.{name}": value for name, value in search.items()}}
     tools = tuple([toolchain[name] for name in _COMPILERS[arch.kind]])
-    return _written("tune", values, _made_with(arch, tools, tuple(candidates.templates.items())))
+    made_with = _made_with(arch, tools, tuple(candidates.lists.items()), tuple(candidates.templates.items()))
+    return _written("tune", {name: _json(value) for name, value in values.items()}, made_with)
 
 
 @functools.lru_cache(maxsize=256)
-def _made_with(arch: Arch, tools: tuple[str, ...], templates: tuple[tuple[str, str], ...]) -> str:
-    """Return the lines of a device, of the tools of its kind, and of templates."""
+def _made_with(arch: Arch, tools: tuple[str, ...], lists: tuple[tuple[str, str], ...], templates: tuple[tuple[str, str], ...]) -> str:
+    """Return the lines of a device, of the tools of its kind, of lists of candidates, and of templates."""
     device = {**device_fields(arch), **{name: getattr(arch.gpu, name) for name in _BUILT_WITH if arch.gpu}}
     toolchain = dict(zip(_COMPILERS[arch.kind], tools, strict=True))
-    return _lines_of("", {"arch": device, "codegen": CODEGEN, "toolchain": toolchain, "templates": dict(templates)})
+    fields = {"arch": device, "codegen": CODEGEN, "toolchain": toolchain, "candidates": dict(lists), "templates": dict(templates)}
+    return _lines_of("", fields)
 
 
 def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str], names: str = "") -> str:

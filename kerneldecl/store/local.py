@@ -65,10 +65,10 @@ class LocalStore:
         except FileNotFoundError:
             return NEVER
         except OSError as error:
-            return Miss(f"{_shown(Path(path))} cannot be read: {error.strerror}")
+            return Miss(f"{_shown(path)} cannot be read: {error.strerror}")
         except UnsafeFileError as error:
-            return Miss(f"{_shown(Path(path))} {error}")
-        return judged(content, kind, record_key, _shown(Path(path)))
+            return Miss(f"{_shown(path)} {error}")
+        return _sound(content, kind, record_key) or _parsed(content, kind, record_key, _shown(path))
 
     def all(self, kind: str, *, is_local: bool) -> Iterator[Record]:
         """Yield the sound records of a kind, in the order of their keys."""
@@ -125,8 +125,8 @@ class LocalStore:
         return blob_digest
 
 
-def _shown(path: Path) -> str:
-    return "/".join(path.parts[-4:])
+def _shown(path: Path | str) -> str:
+    return "/".join(Path(path).parts[-4:])
 
 
 def judged(content: bytes, kind: str, record_key: str, shown: str) -> Record | Miss:

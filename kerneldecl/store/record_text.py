@@ -6,6 +6,7 @@ Knows nothing of files, nor of what records mean. A text of another form, or wit
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -80,18 +81,23 @@ def record_bytes(kind: str, manifest: str, result: Result) -> bytes:
 def quickly_read(content: bytes, kind: str, record_key: str) -> Text | None:
     """Return a record whose manifest has its key and whose result has its digest; None where the bytes have another form or any defect."""
     start = _HEAD + _DIGITS
-    middle, end = _MIDDLE % kind.encode(), content.find(_RESULT, start)
+    middle, end = _middle(kind), content.find(_RESULT, start)
     if end < 0 or not (content.startswith(_OPENING) and content.startswith(middle, start) and content.endswith(_END)):
         return None
     # Backslashes stand before quotes; where one does not, this is no text that the key is a digest of.
     manifest = content[start + len(middle) : end].replace(b"\\", b"").replace(_BETWEEN_LINES, b"\n") + b"\n"
     lines = content[end + len(_RESULT) : -len(_END)]
-    if digest(manifest) != record_key or digest(b"{%b}" % lines.replace(b"\n", b"")) != content[_HEAD:start].decode(errors="replace"):
+    if digest(manifest) != record_key or digest(b"{%b}" % lines.replace(b"\n", b"")) != str(content[_HEAD:start], "latin-1"):
         return None
     try:
         return Text(manifest.decode(), _result(lines.decode(), kind))
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+@functools.cache
+def _middle(kind: str) -> bytes:
+    return _MIDDLE % kind.encode()
 
 
 def _result(lines: str, kind: str) -> Result:

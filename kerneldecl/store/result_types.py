@@ -63,11 +63,11 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
-def _are_groups(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(group, dict) and _is_group(group) for group in value)
-
-
 _GROUP = frozenset({"policy", "count", "digest", "templates", "searches", "text"})
+
+
+def _are_groups(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_group, value))
 
 
 def _is_options_text(text: object) -> bool:
@@ -81,14 +81,19 @@ def _is_options_text(text: object) -> bool:
     return isinstance(options, dict) and all(_is_number(options.get(name, 0)) for name in BUDGET)
 
 
-def _is_group(group: Mapping[str, Any]) -> bool:
-    templates = group.get("templates")
-    if group.keys() - {"turn", "options"} != _GROUP or not isinstance(templates, list):
+def _has_turn(group: Mapping[str, Any]) -> bool:
+    """Say whether a group has the fields of one that is not alone, and these are right."""
+    return group.keys() - {"turn", "options"} == _GROUP and _is_count(group.get("turn", 0)) and _is_options_text(group.get("options", ""))
+
+
+def _is_group(group: object) -> bool:
+    templates = group.get("templates") if isinstance(group, dict) else None
+    if not isinstance(group, dict) or not isinstance(templates, list):
         return False
-    if not _is_count(group.get("turn", 0)) or not _is_options_text(group.get("options", "")):
+    if group.keys() != _GROUP and not _has_turn(group):
         return False
     names = (group["policy"], *templates)
-    return all(isinstance(name, str) and name.isidentifier() for name in names) and isinstance(group["text"], str)
+    return {*map(type, names), type(group["text"])} == {str} and all(map(str.isidentifier, names))
 
 
 def is_candidate(value: object) -> bool:

@@ -111,6 +111,7 @@ def test_a_module_of_another_shape_is_left_as_it_is(built_real: Space) -> None:
 STOCK = """
 import sys
 sys.modules["kerneldecl"] = None  # makes its import fail
+sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
 import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 

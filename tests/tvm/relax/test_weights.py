@@ -170,6 +170,7 @@ def test_a_library_at_the_path_of_a_loaded_one_is_the_new_one(artifact: Path, tm
 
 MEMORY = """
 import json, resource, sys
+sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
 import numpy as np, tvm
 from kerneldecl.relax import load_model
 def peak(): return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

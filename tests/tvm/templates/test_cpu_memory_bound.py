@@ -288,6 +288,7 @@ def test_fallback_ends_with_the_function_as_it_is() -> None:
 
 REPLAY = """
 import json, sys
+sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
 import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 found = {}
