@@ -133,9 +133,7 @@ def tilings(conv: Convolution, cpu: Cpu, *, every: bool = False) -> Iterator[Cpu
     pack_choices = (False,) if conv.panel else (False, True)
     for tile_w, tile_f in register_tiles(conv, cpu)[: None if every else model.TILE_SHAPES]:
         blocks_f = sorted({tile_f * count for count in extents(conv.f // tile_f)})
-        for block_h, block_f, pack_f, order, pad_at in itertools.product(
-            extents(conv.h), blocks_f, pack_choices, ("fw", "wf"), pad_places
-        ):
+        for block_h, block_f, pack_f, order, pad_at in itertools.product(extents(conv.h), blocks_f, pack_choices, ("fw", "wf"), pad_places):
             yield CpuConvParams(tile_w=tile_w, tile_f=tile_f, block_h=block_h, block_f=block_f, pack_f=pack_f, order=order, pad_at=pad_at)
 
 
