@@ -184,7 +184,8 @@ class AnsweringWorker(HeldWorker):
 
 LIMITS = {
     "build_secs": ("lower", "build", "describe", "specialize"),
-    "propose_secs": ("propose", "propose_next"),
+    "propose_secs": ("propose",),
+    "search_secs": ("propose_next", "ask"),
     "prepare_secs": ("prepare", "prepare_next"),
     "verify_secs": ("verify",),
     "sample_secs": ("sample",),
@@ -195,7 +196,7 @@ LIMITS = {
 @pytest.mark.parametrize(("field", "action"), [(field, action) for field, actions in LIMITS.items() for action in actions])
 def test_a_declared_limit_replaces_the_callers_where_it_bounds_the_action(monkeypatch: pytest.MonkeyPatch, field: str, action: str) -> None:
     monkeypatch.setattr(local, "Worker", AnsweringWorker)
-    declared = Limits(**dict(zip(filter(None, LIMITS), range(1, 6), strict=True)))
+    declared = Limits(**dict(zip(filter(None, LIMITS), range(1, 7), strict=True)))
     for limits in (declared, None):
         with LocalRunner(1, 1, limits=limits) as runner:
             (answer,) = in_order(runner.run_all([{"action": action}], 60), 1)

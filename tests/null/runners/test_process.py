@@ -46,7 +46,7 @@ class Asked:
     def __call__(self, worker: Worker, body: str, with_: object = 1, limit_secs: float = 60) -> dict[str, Any]:
         name = f"p{len(list((self._root / 'policies').iterdir()))}"
         (self._root / f"policies/{name}.py").write_text(POLICY.format(body=body))
-        request = {"policies": [name], "space": self._space, "arch": self._arch, "top_k": with_}
+        request = {"policies": [[[name], None]], "space": self._space, "arch": self._arch, "top_k": with_}
         return worker.call({"device": "policy", "action": "propose", "root": str(self._root), **request}, limit_secs)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from kerneldecl.model import Candidate, Proposal
 from kerneldecl.store.keys import key
 from kerneldecl.store.local import Record
-from kerneldecl.store.results import Group, groups_from_json, groups_to_json
+from kerneldecl.store.results import Group, Proposed, groups_from_json, groups_to_json
 from kerneldecl.tuning.model_rank import Change, ModelRank, TimedEarlier, model_rank, rank_of_order, worse
 
 A, B, C, D = (Candidate.of("tiles", {"size": size}) for size in (8, 16, 32, 64))
@@ -53,7 +53,7 @@ def _group(candidates: list[Candidate]) -> Group:
 
 
 def _proposals(candidates: list[Candidate]) -> dict[str, Any]:
-    return groups_to_json([("p", [Proposal(each, 1e-6) for each in candidates], False)])
+    return groups_to_json([Proposed("p", [Proposal(each, 1e-6) for each in candidates], searches=False)])
 
 
 def _proposed(candidates: list[Candidate]) -> Record:

@@ -231,8 +231,8 @@ def test_torch_is_not_imported_with_a_workers_modules_and_can_be_later(tmp_path:
     script = """
 import sys
 from kerneldecl.runners import worker
-worker._imported("kerneldecl.runners.cpu")
-worker._imported("kerneldecl.compiler.actions")
+worker.imported("kerneldecl.runners.cpu")
+worker.imported("kerneldecl.compiler.actions")
 assert "torch" not in sys.modules and "tvm" in sys.modules
 try:
     import torch
