@@ -110,10 +110,13 @@ def _search_space(root: Path, space: IterSpace, arch: Arch, top_k: int) -> Searc
     return SearchSpace(space, arch, top_k, tuple((name, load_module("policies", root, name)) for name in names))
 
 
+_OF_TUNERS = ("configurations", "ask")
+
+
 def _checked(root: Path, name: str, policy: ModuleType, function: str, arguments: tuple[Any, ...]) -> tuple[Proposal, ...]:
     """Call a policy; raise DeclarationError, with file and line, for what it raises and for an answer that is no list of proposals.
 
-    A TuningError is a sentence about what was declared, and stays one.
+    A tuner's TuningError is a sentence about what was declared, and stays one.
     """
     file = plugin_file("policies", root, name)
     refused: list[TuningError] = []
@@ -122,6 +125,8 @@ def _checked(root: Path, name: str, policy: ModuleType, function: str, arguments
         try:
             proposals = tuple(getattr(policy, function)(*arguments))
         except TuningError as error:
+            if function not in _OF_TUNERS:
+                raise
             refused.append(error)
         for proposal in proposals:
             if not isinstance(proposal, Proposal):

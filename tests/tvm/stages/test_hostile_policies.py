@@ -27,7 +27,6 @@ REASONS = {
     "exits": "its process ended with exit code 0",
     "answers": "policies/answers.py: propose() of policy answers fails: TypeError: it gives a int among its proposals",
     "gpu": "policies/gpu.py:5: propose() of policy gpu fails: TuningError: arch host is a CPU",
-    "gpu_matmul": "no policy proposes a candidate for it",
     "import_loops": "took more than 5 s",
     "import_exits": "its process ended with exit code 0",
 }
