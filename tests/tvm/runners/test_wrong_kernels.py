@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
