@@ -158,9 +158,8 @@ def _common(fields: tuple[tuple[str, object], ...]) -> str:
     return _lines_of("", dict(fields))
 
 
-@functools.lru_cache(maxsize=1)
 def _declared(attrs: tuple[tuple[str, object], ...]) -> Mapping[str, str]:
-    """Return a workload's attributes as JSON, by the names of their lines. Two manifests have them, one after the other."""
+    """Return a workload's attributes as JSON, by the names of their lines. Nothing is cached by them: 1, 1.0 and true are equal keys."""
     return {f"attrs.{name}": _json(value) for name, value in attrs}
 
 

@@ -93,7 +93,9 @@ def _is_group(group: object) -> bool:
     if group.keys() != _GROUP and not _has_turn(group):
         return False
     names = (group["policy"], *templates)
-    return {*map(type, names), type(group["text"])} == {str} and all(map(str.isidentifier, names))
+    if not _is_count(group["count"]) or type(group["searches"]) is not bool:
+        return False
+    return {*map(type, names), type(group["text"]), type(group["digest"])} == {str} and all(map(str.isidentifier, names))
 
 
 def is_candidate(value: object) -> bool:

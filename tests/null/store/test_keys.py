@@ -21,6 +21,7 @@ from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Workload
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store import keys
+from kerneldecl.store.result_types import wrong_field
 
 TOOLCHAIN = {"tvm": "1.0", "tvm_ffi": "2.0", "cuda": "3.0"}
 WORKLOAD = Workload("a[m=16]", "box", "scale", (("dtype", "float32"), ("m", 16), ("steps", ("bias", "relu"))), "plain", 4, None, (), 7)
@@ -163,3 +164,21 @@ def test_code_is_measured_anew_on_another_machine_but_not_for_another_compiler()
     protocol = {"protocol": "p"}
     assert keys.measure_manifest("code", arch(), protocol) != keys.measure_manifest("code", replace(arch(), model="X"), protocol)
     assert "toolchain" not in keys.measure_manifest("code", arch(), protocol)
+
+
+@pytest.mark.parametrize("before", [1, True, 1.0])
+@pytest.mark.parametrize("value", [1, True, 1.0])
+def test_a_manifest_does_not_depend_on_the_entry_before_it(before: object, value: object) -> None:
+    """1, True and 1.0 are equal, and their manifests are not: `build ONE` and `build` must agree on keys."""
+    lower_manifest(replace(WORKLOAD, attrs=(("flag", before),)))  # type: ignore[arg-type]
+    line = {int: "attrs.flag = 1\n", bool: "attrs.flag = true\n", float: "attrs.flag = 1.0\n"}[type(value)]
+    assert line in lower_manifest(replace(WORKLOAD, attrs=(("flag", value),)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("digest", 1), ("count", "4"), ("count", True), ("searches", 0), ("text", None), ("policy", 2)]
+)
+def test_a_list_of_candidates_has_fields_of_their_types(name: str, wrong: object) -> None:
+    group = {"policy": "p", "count": 4, "digest": "d", "templates": ["t"], "searches": False, "text": "[]"}
+    assert wrong_field("propose", {"groups": [group]}) == ""
+    assert wrong_field("propose", {"groups": [{**group, name: wrong}]}) == "groups"
