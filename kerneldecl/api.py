@@ -31,7 +31,7 @@ from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import in_use
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
-from kerneldecl.tuning.events import Event, Finished, Note, Printed, Report, Started, Step
+from kerneldecl.tuning.events import Event, Finished, Note, Printed, Ran, Report, Started, Step
 from kerneldecl.tuning.search import why_no_winner
 from kerneldecl.tuning.task import Task
 
@@ -99,9 +99,10 @@ def run_build(
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
     printed: list[str] = []
 
-    def heard(request: str, text: str) -> None:
-        printed.append(f"{request}:\n{text}\n\n")
-        report(Printed(request, text))
+    def heard(event: Printed | Ran) -> None:
+        if isinstance(event, Printed):
+            printed.append(f"{event.request}:\n{event.text}\n\n")
+        report(event)
 
     def local() -> LocalRunner:
         limits = workspace.declaration.limits

@@ -18,7 +18,7 @@ from kerneldecl.errors import ExitCode
 if TYPE_CHECKING:
     from kerneldecl.planning.workspace import Workspace
 
-_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "as_json")
+_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "events", "as_json")
 """Options with which a build is never cut short by the quick plan."""
 
 
@@ -37,6 +37,12 @@ _BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", 
     type=click.Choice(["off", "read", "read-write", "required"]),
     help="What to do with the shared cache, instead of the declared mode.",
 )
+@click.option(
+    "--events",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write every event to FILE as it comes, as JSON lines.",
+)
 @click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
 @json_option
 @click.pass_obj
@@ -48,6 +54,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         return ExitCode.DONE
     from kerneldecl.api import frozen_workspace, run_build
     from kerneldecl.cli import summary
+    from kerneldecl.cli.event_log import logged
     from kerneldecl.cli.progress import display
     from kerneldecl.stages.session import Options
 
@@ -69,9 +76,13 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
-        with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
+        with (
+            display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as shown,
+            logged(shown, workspace.cache, options["events"]) as report,
+        ):
             done = run_build(workspace, patterns, asked, report)
         found = summary.build_json(done)
+    _export_spans(workspace.cache)
     if options["as_json"] or not settings.quiet:
         print_result(options["as_json"], found, summary.build_text)
     return ExitCode.FAILED if done.failures else ExitCode.DONE
@@ -105,6 +116,18 @@ def _with_cache(workspace: Workspace, mode: str) -> Workspace:
     if cache is None:
         raise click.UsageError("--cache needs a shared cache: declare its url under [cache] in workloads.toml")
     return replace(workspace, declaration=replace(workspace.declaration, cache=replace(cache, mode=mode) if mode != "off" else None))
+
+
+def _export_spans(cache: Path) -> None:
+    """Send the build's spans where OpenTelemetry's variables say; nowhere where they say nothing."""
+    from kerneldecl.cli import otel
+
+    if otel.is_wanted():
+        from kerneldecl.cli.event_log import FILE, read_log
+        from kerneldecl.cli.spans import spans
+
+        if problem := otel.export(spans(read_log(cache / FILE))):
+            click.echo(f"note: {problem}", err=True)
 
 
 def _nothing_to_do(root: Path) -> int:

@@ -24,6 +24,7 @@ from kerneldecl.cli.deploy import run as run_command
 from kerneldecl.cli.export import export
 from kerneldecl.cli.gate import diff, gate
 from kerneldecl.cli.inspect import check, plan, query, show, why
+from kerneldecl.cli.log import log
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
 from kerneldecl.cli.model import extract, verify
 from kerneldecl.cli.options import Settings
@@ -131,5 +132,24 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
 
 _MODELS = (bench, compile_command, run_command)
-for _command in (build, cache, check, diff, doctor, export, extract, gate, init, measure, plan, query, schema, show, verify, why, *_MODELS):
+for _command in (
+    build,
+    cache,
+    check,
+    diff,
+    doctor,
+    export,
+    extract,
+    gate,
+    init,
+    log,
+    measure,
+    plan,
+    query,
+    schema,
+    show,
+    verify,
+    why,
+    *_MODELS,
+):
     main.add_command(_command)

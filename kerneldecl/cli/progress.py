@@ -55,7 +55,7 @@ class Lines:
         elif isinstance(event, Printed):
             if self._verbosity > 0:
                 self._say("\n".join(f"  {event.request}: {line}" for line in event.text.splitlines()))
-        elif self._verbosity > 0 or time.monotonic() - self._last_secs > 10:
+        elif isinstance(event, Step) and (self._verbosity > 0 or time.monotonic() - self._last_secs > 10):
             self._say(f"  {step_text(event)}")
 
     def _finished(self, event: Finished) -> None:

@@ -13,12 +13,14 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from kerneldecl.hardware.gpu_lock import held_gpu
 from kerneldecl.limits import Limits
+from kerneldecl.runners.events import Heard, Printed, Ran, computation_of, described
 from kerneldecl.runners.process import Answer, Worker
 from kerneldecl.runners.worker import COMPILING
 from kerneldecl.store.scratch import scratch_folder
@@ -45,6 +47,7 @@ _LIMITED_BY = {
     "sample": "sample_secs",
 }
 """The limit that holds for an action, where the user declares limits."""
+_MEASURED = frozenset({"cpu", "cuda"})
 _OF_WHAT_IS_PREPARED = frozenset({"prepare_next", "verify", "sample"})
 _SHARE_OF_MEMORY = 0.75
 """Of the machine's memory: a process that takes more would have all others starve."""
@@ -58,12 +61,12 @@ class LocalRunner:
         jobs: int,
         cores: int,
         say: Callable[[str], None] = lambda _: None,
-        heard: Callable[[str, str], None] = lambda *_: None,
+        heard: Heard = lambda _: None,
         limits: Limits | None = None,
     ) -> None:
         """Take the number of building workers, the threads of a kernel under test, and what its user wants to know and to allow.
 
-        `say` gets what is waited for, `heard` what a request was and what it has printed; `limits` replace those that callers give.
+        `say` gets what is waited for, `heard` what was run where and what it has printed; `limits` replace those that callers give.
         """
         self._heard, self._limits = heard, limits
         bounds = limits or Limits()
@@ -153,9 +156,13 @@ class LocalRunner:
 
     def _answer(self, worker: Worker, request: Request, limit_secs: float) -> Answer:
         field = _LIMITED_BY.get(request.get("action", ""), "")
+        began, start = time.time(), time.monotonic()
         answer = worker.call(request, getattr(self._limits, field) if self._limits and field else limit_secs)
+        role = f"measure {device}" if (device := request.get("device", "")) in _MEASURED else device or "compile"
+        process, failure = f"{role} {worker.pid}", str(answer.get("failure", ""))
+        self._heard(Ran(described(request), process, began, time.monotonic() - start, computation_of(request), failure))
         if printed := answer.pop("printed", ""):
-            self._heard(_described(request), printed)
+            self._heard(Printed(described(request), printed))
         return answer
 
     def _measurer(self, request: Request) -> Worker:
@@ -173,13 +180,6 @@ def memory_bytes(limits: Limits) -> int:
     if limits.memory_gib:
         return int(limits.memory_gib * (1 << 30))
     return int(_SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def _described(request: Request) -> str:
-    """Return what a request is, in a few words: `lower matmul`."""
-    spec = request.get("spec", request)
-    candidate = request.get("candidate", {}).get("template", "")
-    return " ".join(filter(None, (str(request["action"]), str(spec.get("rule", "")), candidate)))
 
 
 def _awaited(answered: _Answered, count: int) -> Iterator[tuple[int, Answer]]:

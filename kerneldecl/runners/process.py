@@ -58,6 +58,7 @@ class Worker:
         self._environment, self._modules = surroundings.clean_environment(os.environ, marked), modules
         self._output_bytes = output_bytes
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._lifeline = -1
         self._printed = bytearray()
@@ -71,6 +72,11 @@ class Worker:
         with self._lifecycle:
             if self._process is None:
                 self._started()
+
+    @property
+    def pid(self) -> int:
+        """The process that was started last; 0 where none was."""
+        return self._pid
 
     def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         """Return the worker's answer, or `{"failure": reason}` if it dies or takes longer than the limit."""
@@ -117,6 +123,7 @@ class Worker:
                 return None
             if self._process is None or self._process.poll() is not None:
                 self._process = self._start()
+                self._pid = self._process.pid
             return self._process
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
-from kerneldecl.tuning.events import Note
+from kerneldecl.tuning.events import Begun, Note
 from kerneldecl.tuning.search import request_first, tune
 from kerneldecl.tuning.task import Answers, Task
 
@@ -100,6 +100,7 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
 
 def _tune_entry(session: Session, turn: Turn) -> None:
     entry, task, on_progress = turn.entry, turn.task, reporter(session, turn.entry)
+    session.report(Begun(entry.entry, task.lowered.computation))
     outcome = tune(task, session.runner, session.workspace.store, on_progress, turn.prefetched, turn.next_task)
     for failed in (t for t in outcome.trials if t.candidate.template == SPECIALIZE and t.failure):
         session.report(Note(f"{entry.entry}: {failed.candidate} of {entry.workload.specialize}: {failed.failure}"))

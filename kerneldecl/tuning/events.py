@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kerneldecl.runners.events import Printed, Ran
+
+__all__ = ["Begun", "Event", "Finished", "Note", "Printed", "Ran", "Report", "Started", "Step"]
+
 
 @dataclass(frozen=True)
 class Started:
@@ -17,6 +21,14 @@ class Started:
     lower: int
     tune: int
     build: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An entry whose tuning begins; requests name the computation, which several entries may share."""
+
+    entry: str
+    computation: str
 
 
 @dataclass(frozen=True)
@@ -47,13 +59,5 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True)
-class Printed:
-    """What a plug-in or a tool has printed while a worker answered a request, such as `lower matmul`."""
-
-    request: str
-    text: str
-
-
-Event = Started | Step | Finished | Note | Printed
+Event = Started | Begun | Step | Finished | Note | Printed | Ran
 Report = Callable[[Event], None]

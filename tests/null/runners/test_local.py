@@ -17,12 +17,15 @@ import pytest
 
 from kerneldecl.limits import Limits
 from kerneldecl.runners import local
+from kerneldecl.runners.events import Printed, Ran
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Answer
 
 
 class HeldWorker:
     """A fake worker: it blocks until `go` is set, and answers with the number of its earlier answers."""
+
+    pid = 7
 
     def __init__(self, environment: Mapping[str, str], *modules: str, **limits: int) -> None:
         self.environment, self.modules, self.limits = environment, modules, limits
@@ -233,14 +236,19 @@ def test_kernels_have_every_core_and_compilers_and_policies_one(monkeypatch: pyt
 
 def test_what_a_request_prints_is_heard_with_what_it_was_and_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "Worker", AnsweringWorker)
-    heard: list[tuple[str, str]] = []
+    heard: list[Printed | Ran] = []
     candidate = {"candidate": {"template": "tiled", "params": {}}}
     requests = [
         {"action": "lower", "rule": "matmul", "prints": "a"},
         {"action": "build", "spec": {"rule": "gemv"}, **candidate, "prints": "b"},
         {"action": "describe", "rule": "silent"},
     ]
-    with LocalRunner(1, 1, heard=lambda *what: heard.append(what)) as runner:
+    with LocalRunner(1, 1, heard=heard.append) as runner:
         answers = in_order(runner.run_all(requests, 60), 3)
-    assert heard == [("lower matmul", "a"), ("build gemv tiled", "b")]
+    assert [event for event in heard if isinstance(event, Printed)] == [Printed("lower matmul", "a"), Printed("build gemv tiled", "b")]
+    ran = [event for event in heard if isinstance(event, Ran)]
+    assert [(event.request, event.process) for event in ran] == [
+        (what, "compile 7") for what in ("lower matmul", "build gemv tiled", "describe silent")
+    ]
+    assert all(event.began > 1e9 and event.secs >= 0 and not event.failure for event in ran)
     assert all("printed" not in answer for answer in answers)

@@ -27,6 +27,7 @@ from kerneldecl.limits import Limits
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners import environment
+from kerneldecl.runners.events import Printed, Ran
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Worker
 from kerneldecl.serial import to_json
@@ -164,15 +165,15 @@ def test_what_a_worker_has_started_ends_with_it_in_whatever_session(space: Space
 
 def test_a_request_whose_worker_is_killed_from_outside_is_tried_once_more(space: Space) -> None:
     once, always = request(space, "killed once"), request(space, "killed")
-    heard: list[str] = []
-    with LocalRunner(1, 1, heard=lambda what, _: heard.append(what), limits=Limits(build_secs=30)) as runner:
+    heard: list[Printed | Ran] = []
+    with LocalRunner(1, 1, heard=heard.append, limits=Limits(build_secs=30)) as runner:
         (answer,) = in_order(runner.run_all([once], 60), 1)
         assert "code_digest" in answer
         (answer,) = in_order(runner.run_all([always], 60), 1)
         assert answer["failure"] == "its process was killed by SIGKILL"
         (answer,) = in_order(runner.run_all([request(space, "tell")], 60), 1)
         assert "code_digest" in answer
-    assert heard[-1:] == ["build elementwise ways"]
+    assert [event.request for event in heard if isinstance(event, Printed)][-1:] == ["build elementwise ways"]
 
 
 LINKER = """\
