@@ -24,6 +24,7 @@ from kerneldecl.null_build.note import note_complete
 from kerneldecl.planning.plan import Plan
 from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace, with_policy
+from kerneldecl.runners.events import Heard
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.store.files import remove_parts, write_whole
@@ -33,9 +34,10 @@ from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Ran, Report, Started, Step
 from kerneldecl.tuning.search import why_no_winner
-from kerneldecl.tuning.task import Task
+from kerneldecl.tuning.task import Runner, Task
 
 if TYPE_CHECKING:
+    from kerneldecl.cluster.runner import ClusterRunner
     from kerneldecl.store.shared import SharedStore
 
 __all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
@@ -108,13 +110,30 @@ def run_build(
         limits = workspace.declaration.limits
         return LocalRunner(options.jobs or here, threads, lambda text: report(Note(text)), heard, limits)
 
+    @contextlib.contextmanager
+    def cluster() -> Iterator[Runner]:
+        with local() as here, cluster_runner(workspace, options, here, report, heard) as runner:
+            yield runner
+
+    started = runners or (cluster if options.scheduler else local)
     with in_use(workspace.cache), _shared_store(workspace, report) as shared:
-        done = flow.build(dataclasses.replace(workspace, shared=shared), options, runners or local, linkers, report)
+        done = flow.build(dataclasses.replace(workspace, shared=shared), options, started, linkers, report)
     if printed:
         write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses and not workspace.is_overridden:
         note_complete(done)
     return done
+
+
+def cluster_runner(workspace: Workspace, options: Options, here: Runner, report: Report, heard: Heard) -> ClusterRunner:
+    """Return the runner of the cluster that the options name; raise ToolchainError where its library is not installed."""
+    try:
+        from kerneldecl.cluster.node import Home
+        from kerneldecl.cluster.runner import Cluster, ClusterRunner
+    except ImportError as error:
+        raise ToolchainError(f"--scheduler needs {error.name}, which is not installed: `pip install 'kerneldecl[cluster]'`") from None
+    home = Home(str(workspace.sources), str(workspace.cache), workspace.declaration.limits)
+    return ClusterRunner(Cluster(options.scheduler, options.patience_secs), home, here, lambda text: report(Note(text)), heard)
 
 
 @contextlib.contextmanager

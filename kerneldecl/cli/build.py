@@ -18,7 +18,7 @@ from kerneldecl.errors import ExitCode
 if TYPE_CHECKING:
     from kerneldecl.planning.workspace import Workspace
 
-_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "events", "as_json")
+_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "events", "scheduler", "as_json")
 """Options with which a build is never cut short by the quick plan."""
 
 
@@ -42,6 +42,14 @@ _BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", 
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write every event to FILE as it comes, as JSON lines.",
+)
+@click.option("--scheduler", metavar="ADDRESS", help="Compile and measure on the workers of this Dask scheduler: tcp://HOST:8786.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    metavar="SECS",
+    help="Wait so long for a worker that has the device. Default: 60.",
 )
 @click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
 @json_option
@@ -71,6 +79,8 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         measure=not options["no_measure"],
         require_measured=options["require_measured"],
         require_all=options["require_all"],
+        scheduler=options["scheduler"] or "",
+        patience_secs=options["patience"],
     )
     with frozen_workspace(settings.root, options["policy"] or "") as opened:
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened

@@ -6,7 +6,6 @@ Knows nothing of how the winner was found.
 from __future__ import annotations
 
 from kerneldecl.diagnostics.units import duration
-from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.local import in_order
@@ -70,7 +69,7 @@ def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[s
 
 def _device(session: Session, task: Task, winner: Trial, source: TuneResult | None) -> Device:
     """Return what is known of the device that has measured the winner; nothing where none has."""
-    is_here = bool(winner.samples) and session.options.measure and not why_not_measured_here(task.arch)
+    is_here = bool(winner.samples) and session.options.measure and not session.why_not_measured(task.arch)
     if source and winner.samples:
         return Device({name: source.json[name] for name in OF_THE_DEVICE if name in source.json}, is_here)
     if is_here:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
-from kerneldecl.model import Trial
+from kerneldecl.hardware.can_measure import why_not_measured_here
+from kerneldecl.model import Arch, Trial
 from kerneldecl.planning import last_build, sources
 from kerneldecl.planning.action import Action, Changed, Kind, State
 from kerneldecl.planning.causes import Cause
@@ -51,6 +52,10 @@ class Options:
     """Whether candidates are measured here. If not, what needs a GPU goes into a bundle, even where that GPU is here."""
     jobs: int | None = None
     """Processes that compile side by side; None: one a core."""
+    scheduler: str = ""
+    """Address of the Dask scheduler whose workers compile and measure; empty: this machine does."""
+    patience_secs: float = 60.0
+    """How long a worker is waited for that lends the wanted device."""
     require_measured: bool = False
     """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
     require_all: bool = False
@@ -104,6 +109,11 @@ class Session:
     def runner(self) -> Runner:
         assert self.started_runner is not None, "stages that run something come after the runner"
         return self.started_runner
+
+    def why_not_measured(self, arch: Arch) -> str:
+        """Return why candidates for an arch can be measured neither here nor where the runner measures; empty where they can."""
+        elsewhere = self.started_runner and self.started_runner.batches
+        return elsewhere.why_not(arch) if elsewhere else why_not_measured_here(arch)
 
     def pending(self, kind: Kind) -> list[EntryPlan]:
         """Return entries whose action of this kind is ready to run, one for each key; it counts as run from here on."""

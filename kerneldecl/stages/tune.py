@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import task_of
@@ -26,7 +25,7 @@ def built_at_once(session: Session) -> int:
     Entries that are not lowered yet count, though their computations may turn out to be tuned.
     """
     waiting = list({e.action("tune").key or e.entry: e for e in session.entries if not e.action("tune").is_hit}.values())
-    measures, reasons = session.options.measure, _why_not_measured(waiting)
+    measures, reasons = session.options.measure, _why_not_measured(session, waiting)
     alone = [min(e.workload.top_k, BUILT_AT_ONCE) if measures and reasons[e.arch.name] else e.workload.top_k for e in waiting]
     prefetched = [e.workload.top_k for e in waiting if measures and e.arch.gpu and not reasons[e.arch.name]]
     return max(sum(prefetched[: 1 + PREFETCHED_ENTRIES]), *alone, 0)
@@ -37,7 +36,7 @@ def tune_entries(session: Session) -> None:
     waiting = session.pending("tune")
     _count_custom_kernels(session, waiting)
     waiting = [entry for entry in waiting if entry.entry not in session.failures]
-    reasons = _why_not_measured(waiting)
+    reasons = _why_not_measured(session, waiting)
     to_bundle = [e for e in waiting if e.arch.gpu and not session.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not reasons[e.arch.name]]
     with scratch_folder() as folder:
@@ -52,9 +51,9 @@ def tune_entries(session: Session) -> None:
     session.replan()
 
 
-def _why_not_measured(waiting: Sequence[EntryPlan]) -> dict[str, str]:
-    """Return why this machine cannot measure for an arch, by the arch's name; empty where it can."""
-    return {name: why_not_measured_here(arch) for name, arch in {entry.arch.name: entry.arch for entry in waiting}.items()}
+def _why_not_measured(session: Session, waiting: Sequence[EntryPlan]) -> dict[str, str]:
+    """Return why an arch cannot be measured for, by the arch's name; empty where it can."""
+    return {name: session.why_not_measured(arch) for name, arch in {entry.arch.name: entry.arch for entry in waiting}.items()}
 
 
 def _count_custom_kernels(session: Session, waiting: Sequence[EntryPlan]) -> None:

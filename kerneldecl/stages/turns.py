@@ -6,7 +6,7 @@ Knows nothing of entries that cannot be measured here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
 from kerneldecl.tuning.events import Begun, Note
 from kerneldecl.tuning.search import request_first, tune
-from kerneldecl.tuning.task import Answers, Task
+from kerneldecl.tuning.task import Answers, Task, batches_of
 
 Prefetched = Callable[[], Answers | None]
 """Returns the answers, which may be to come, to what was requested for an entry before its turn."""
@@ -61,15 +61,46 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
 
 def _tune_here(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[EntryPlan]:
     """Tune what no other machine has tuned meanwhile; return what others say they are tuning."""
+    if elsewhere := batches_of(session.runner):
+        return _tune_side_by_side(session, waiting, folder, elsewhere.side_by_side)
     left: list[EntryPlan] = []
     for turn in _turns(session, waiting, folder):
-        if was_tuned_elsewhere(session, turn.entry):
-            continue
-        if is_left_to_another(session, turn.entry):
-            left.append(turn.entry)
-        else:
-            _tune_entry(session, turn)
+        left += _unless_others(session, turn)
     return left
+
+
+def _unless_others(session: Session, turn: Turn) -> list[EntryPlan]:
+    """Tune an entry unless another machine has; return it where another says that it does."""
+    if was_tuned_elsewhere(session, turn.entry):
+        return []
+    if is_left_to_another(session, turn.entry):
+        return [turn.entry]
+    _tune_entry(session, turn)
+    return []
+
+
+def _tune_side_by_side(session: Session, waiting: Sequence[EntryPlan], folder: Path, count: int) -> list[EntryPlan]:
+    """Tune entries as devices elsewhere become free, so many in flight at once; return what others say they are tuning."""
+
+    def in_turn(entry: EntryPlan, task: Task) -> list[EntryPlan]:
+        return [] if session.is_over else _unless_others(session, Turn(entry, task, None, None))
+
+    lanes = ThreadPoolExecutor(count, "lane")
+    try:
+        tasks = _tasks(session, waiting, folder)
+        turns = [lanes.submit(in_turn, entry, task) for entry, task in zip(waiting, tasks, strict=True)]
+        return [entry for turn in as_completed(turns) for entry in turn.result()]
+    finally:
+        # What is in flight when a build is interrupted ends when its runner does.
+        lanes.shutdown(wait=False, cancel_futures=True)
+
+
+def _tasks(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[Task]:
+    """Return the tasks of entries, those first to be built that are first in the list."""
+    return [
+        replace(with_known(session, entry, task_of(session, entry, folder / str(index))), priority=index)
+        for index, entry in enumerate(waiting)
+    ]
 
 
 def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[Turn]:
@@ -78,10 +109,7 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
     While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
     of an entry leave cores idle. On a CPU that would disturb.
     """
-    tasks = [
-        replace(with_known(session, entry, task_of(session, entry, folder / str(index))), priority=index)
-        for index, entry in enumerate(waiting)
-    ]
+    tasks = _tasks(session, waiting, folder)
     # One thread proposes, in the order of the entries: workers that are idle take what is requested first.
     proposing = ThreadPoolExecutor(1, "propose")
     prefetched: list[Prefetched | None] = []

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kerneldecl.model import Arch, Trial
 from kerneldecl.runners.process import Answer
-from kerneldecl.tuning.task import Answers, Runner
+from kerneldecl.tuning.task import Answers, Batches, Doing, Runner, Task, batches_of
 
 _COUNTED = {"build": "scheduled", "verify": "verified", "sample": "measured"}
 """What is counted, by the action of a request. A candidate is sampled many times, and is one that was measured."""
@@ -40,6 +41,34 @@ class Counted:
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         self._note(request)
         return self._runner.measure(request, limit_secs)
+
+    @property
+    def batches(self) -> Batches | None:
+        """What measures elsewhere; it is asked through this, which counts."""
+        return self if batches_of(self._runner) else None
+
+    @property
+    def side_by_side(self) -> int:
+        return self._elsewhere.side_by_side
+
+    def why_not(self, arch: Arch) -> str:
+        return self._elsewhere.why_not(arch)
+
+    def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
+        for trial in trials:
+            self._asked += [("verify", trial.code_digest)] * (doing != "final")
+        found = self._elsewhere.measured(doing, task, trials)
+        self._asked += [("sample", str(task.library_path(trial.code_digest))) for trial in found if trial.samples and doing != "verify"]
+        return found
+
+    def measured_on(self, task: Task) -> dict[str, Any]:
+        return self._elsewhere.measured_on(task)
+
+    @property
+    def _elsewhere(self) -> Batches:
+        found = batches_of(self._runner)
+        assert found is not None, "nobody asks a runner for batches that measures itself"
+        return found
 
     def _note(self, request: Mapping[str, Any]) -> None:
         self._asked.append((request["action"], str(request.get("library", ""))))

@@ -24,7 +24,7 @@ from kerneldecl.store.protocol import Store
 from kerneldecl.timing import PROTOCOLS, Protocol, raced
 from kerneldecl.tuning import earlier
 from kerneldecl.tuning.race import budget_of, calls_in, excluded, finalists, race, ranking
-from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
+from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task, batches_of
 
 SPILLING_SECS = 1.0
 """Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""
@@ -42,13 +42,14 @@ class Preparation:
         self._task, self._runner, self._store = task, runner, store
         self._next = next_task if next_task and task.arch.gpu and next_task.arch == task.arch else None
         self._answer: Answer = {}
+        self._is_elsewhere = batches_of(runner) is not None  # who measures there prepares there
         self._error: KerneldeclError | None = None
         # A daemon: it may wait for a GPU that another process holds when the user gives up.
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Begin, unless that is done."""
-        if not self._thread.ident:
+        if not self._thread.ident and not self._is_elsewhere:
             self._thread.start()
 
     def start_for(self, code_digest: str) -> None:
@@ -59,7 +60,8 @@ class Preparation:
     def answer(self) -> Answer:
         """Return the worker's answer, as soon as it is there."""
         self.start()
-        self._thread.join()
+        if self._thread.ident:
+            self._thread.join()
         if self._error:
             raise self._error
         return self._answer
@@ -82,7 +84,7 @@ def measure(
     """
     before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
     first = {trial.code_digest: trial for trial in reversed(built) if trial.code_digest and before[trial.code_digest] is None}
-    done = {trial.code_digest: trial for trial in _timed(task, list(first.values())[::-1], preparation, runner, on_progress)}
+    done = {trial.code_digest: trial for trial in timed(task, list(first.values())[::-1], preparation, runner, on_progress)}
     for trial in done.values():
         _keep(task, trial, store)
     return [_with_result(trial, done.get(trial.code_digest) or before.get(trial.code_digest)) for trial in built]
@@ -104,10 +106,13 @@ def _with_result(built: Trial, result: Trial | None) -> Trial:
     return replace(built, error=result.error, samples=result.samples, timings=result.timings, failure=result.failure)
 
 
-def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, on_progress: OnProgress) -> list[Trial]:
-    """Verify each, race those that passed; return all."""
+def timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, on_progress: OnProgress) -> list[Trial]:
+    """Verify each, race those that passed; return all. The library of each is in the task's folder."""
     if not built:
         return []
+    if elsewhere := batches_of(runner):
+        on_progress("racing", len(built), len(built), None)
+        return elsewhere.measured("timed", task, built)
     answer = preparation.answer()
     if "failure" in answer:
         return [replace(trial, failure=f"inputs or reference: {answer['failure']}") for trial in built]
@@ -121,6 +126,8 @@ def final(task: Task, timed: Sequence[Trial], preparation: Preparation, runner: 
 
     Their libraries are in the task's folder. One that fails now has a failure.
     """
+    if elsewhere := batches_of(runner):
+        return elsewhere.measured("final", task, timed)
     if "failure" in preparation.answer():
         return list(timed)
     on_progress("racing", len(timed), len(timed), min(trial.run_secs for trial in timed))
@@ -228,6 +235,9 @@ def _verdict(task: Task, trial: Trial, runner: Runner) -> tuple[Trial, float]:
 
 def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -> Trial:
     """Return a candidate that was timed before with a verdict by the reference of now; its library is in the task's folder."""
+    if elsewhere := batches_of(runner):
+        (judged_there,) = elsewhere.measured("verify", task, [trial])
+        return judged_there
     answer = preparation.answer()
     if "failure" in answer:
         return excluded(trial, f"inputs or reference: {answer['failure']}")
@@ -283,6 +293,8 @@ def measured_on(task: Task, runner: Runner) -> dict[str, Any]:
 
     Fields of what cannot be found out are empty or missing.
     """
+    if elsewhere := batches_of(runner):
+        return elsewhere.measured_on(task)
     answer = runner.measure(task.measure_request("measured_peaks"), PREPARE_SECS)
     reached = {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
     device = {"provenance": answer["device"], "conditions": answer["conditions"]} if "conditions" in answer else {}

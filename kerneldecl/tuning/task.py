@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kerneldecl.limits import Limits
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
@@ -23,6 +23,8 @@ BUILD_SECS, PROPOSE_SECS = Limits().build_secs, Limits().propose_secs
 SEARCH_SECS = Limits().search_secs
 PREPARE_SECS, VERIFY_SECS = Limits().prepare_secs, Limits().verify_secs
 """Limits of one request where the user declares no others. What takes longer is tried once more, and has then failed in this build."""
+Doing = Literal["timed", "final", "verify"]
+"""What is done with a batch: all of it is verified and raced, raced once more, or verified."""
 OnProgress = Callable[[str, int, int, float | None], None]
 """Gets progress: what is going on, how many candidates of how many, best seconds so far."""
 
@@ -45,6 +47,36 @@ class Runner(Protocol):
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         """Return the answer of the one process that measures."""
         ...
+
+
+class Batches(Protocol):
+    """Measures candidates where their device is, a batch at a time: a word for each sample would take longer than the sample.
+
+    A runner that measures elsewhere has one as its attribute `batches`. Entries then have their turns side by side.
+    """
+
+    @property
+    def side_by_side(self) -> int:
+        """Entries that are in flight at once: more than there are devices, so that none waits for what is still compiled."""
+        ...
+
+    def why_not(self, arch: Arch) -> str:
+        """Return why nothing can be measured for an arch, as a sentence; empty where it can."""
+        ...
+
+    def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
+        """Return what `tuning/batch.py` makes of the trials on a device of the task's arch."""
+        ...
+
+    def measured_on(self, task: Task) -> dict[str, Any]:
+        """Return what `tuning/measure.py` says of the device that has measured the task last."""
+        ...
+
+
+def batches_of(runner: Runner) -> Batches | None:
+    """Return what measures the runner's batches elsewhere; None where the runner measures itself, request by request."""
+    found: Batches | None = getattr(runner, "batches", None)
+    return found
 
 
 def spec_of(root: Path, cache: Path, workload: Workload, lowered: Lowered, shared: Mapping[str, Any]) -> dict[str, Any]:
