@@ -37,8 +37,9 @@ class Call:
 class Calls:
     """The calls of one build."""
 
-    def __init__(self, client: Client, say: Callable[[str], None]) -> None:
-        self._client, self._say = client, say
+    def __init__(self, client: Client, patience_secs: float, say: Callable[[str], None]) -> None:
+        """Take a connection, how long to wait for a worker that does not refuse, and who wants to know of those that do."""
+        self._client, self._patience_secs, self._say = client, patience_secs, say
         self._unfit: dict[str, dict[str, str]] = {}
         """Why workers have refused, by what was needed and by address."""
         self._numbers = itertools.count()
@@ -97,10 +98,15 @@ class Calls:
         unfit[told.worker] = told.refused
 
     def _fit(self, call: Call) -> list[str]:
-        """Return the workers that have not refused; raise ToolchainError where there is none."""
+        """Return the workers that have not refused; raise ToolchainError where none comes."""
         unfit = self._unfit.get(call.need, {})
-        fit = [worker for worker in workers_with(self._client, call.resources) if worker not in unfit]
-        if not fit:
+        fit: list[str] = []
+
+        def look() -> bool:
+            fit[:] = [worker for worker in workers_with(self._client, call.resources) if worker not in unfit]
+            return bool(fit)
+
+        if not waited_for(look, self._patience_secs):
             worker, reason = next(iter(unfit.items()))
             raise ToolchainError(f"no worker of {self._client.scheduler.address} can {call.need}; of {worker}: {reason}")
         return fit

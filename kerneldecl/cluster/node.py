@@ -108,10 +108,14 @@ class Node(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             left = {name: content for name, content in _read(folder / "cache") if name not in given}
             return Told(self._worker, answer=answer, stored=left, made=dict(_read(folder / "made")), heard=self._drained())
 
+    def looked(self, arch: Arch) -> Told:
+        """Say whether this is a place to measure for an arch."""
+        return Told(self._worker, self._unlike or why_not_measured_here(arch))
+
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial], libraries: Files) -> Told:
         """Measure a batch on a device of the task's arch; `libraries` are the candidates'."""
-        if refused := self._unlike or why_not_measured_here(task.arch):
-            return Told(self._worker, refused)
+        if (told := self.looked(task.arch)).refused:
+            return told
         with self._scratch() as folder, self._measurer() as runner:
             _written(folder, libraries)
             store = self._folder / "nothing"
@@ -174,9 +178,9 @@ def measured_there(build: str, doing: Doing, task: Task, trials: Sequence[Trial]
     return _node(build).measured(doing, task, trials, libraries)
 
 
-def why_not(arch: Arch) -> str:
-    """Return why the worker that this runs on cannot measure for an arch; empty where it can."""
-    return why_not_measured_here(arch)
+def looked(build: str, arch: Arch) -> Told:
+    """Refuse where the worker that this runs on cannot measure for an arch."""
+    return _node(build).looked(arch)
 
 
 def _node(build: str) -> Node:
@@ -194,8 +198,8 @@ def moved(value: Any, places: Mapping[str, str]) -> Any:
 
 
 def moved_path(text: str, places: Mapping[str, str]) -> str:
-    """Return a path below the first of the folders that it is in, at its new place; any other text as it is."""
-    for old, new in places.items():
+    """Return a path at the new place of the nearest folder that it is in; any other text as it is."""
+    for old, new in sorted(places.items(), key=lambda place: -len(place[0])):
         if text == old or text.startswith(f"{old}/"):
             return new + text[len(old) :]
     return text
@@ -203,7 +207,7 @@ def moved_path(text: str, places: Mapping[str, str]) -> str:
 
 def moved_text(text: str, places: Mapping[str, str]) -> str:
     """Return a text that names files, with folders by their other names."""
-    for old, new in places.items():
+    for old, new in sorted(places.items(), key=lambda place: -len(place[0])):
         text = text.replace(old, new)
     return text
 

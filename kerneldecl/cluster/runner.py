@@ -90,7 +90,7 @@ class ClusterRunner:
             self._client = self._held.enter_context(Client(address, timeout=_CONNECT_SECS, set_as_default=False))
         except (OSError, ValueError) as error:
             raise ToolchainError(f"no scheduler of Dask answers at {address}: {error}; `dask scheduler` starts one") from None
-        self._calls = Calls(self._client, self._say)
+        self._calls = Calls(self._client, self._cluster.patience_secs, self._say)
         with snapshot(Path(self._home.sources)) as copy:
             sources = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
         there = {} if self._cluster.runners is None else {"runners": self._cluster.runners}
@@ -170,23 +170,35 @@ class ClusterRunner:
         return self._offered[arch.name]
 
     def _asked(self, arch: Arch) -> str:
-        resource, reasons = _resource(arch), dict[str, str]()
+        resource = _resource(arch)
 
-        def look() -> bool:
-            fresh = [worker for worker in workers_with(self._client, {resource: 1}) if worker not in reasons]
-            reasons.update(self._client.run(node.why_not, arch, workers=fresh) if fresh else {})
-            return "" in reasons.values()
+        def is_offered() -> bool:
+            return bool(workers_with(self._client, {resource: 1}))
 
-        found = look()
-        if not found and not arch.gpu and not why_not_measured_here(arch):
+        is_here = not arch.gpu and not why_not_measured_here(arch)
+        self._elsewhere[arch.name] = True
+        if not is_offered() and not is_here:
+            self._say(f"waiting for a worker with {resource}=1, to measure for {arch.name}")
+            waited_for(is_offered, self._cluster.patience_secs)
+        why = f"no worker of {self._cluster.address} offers {resource}=1, to measure for {arch.name}"
+        if is_offered():
+            why = self._probed(arch)
+        if why and is_here:
             self._elsewhere[arch.name] = False
             return ""
-        if not found:
-            self._say(f"waiting for a worker with {resource}=1 that can measure for {arch.name}")
-            found = waited_for(look, self._cluster.patience_secs)
-        self._elsewhere[arch.name] = True
-        others = "; ".join(dict.fromkeys(reasons.values())) or f"none offers {resource}=1"
-        return "" if found else f"no worker of {self._cluster.address} can measure for {arch.name}: {others}"
+        return why
+
+    def _probed(self, arch: Arch) -> str:
+        """Return why none of the workers that offer a device can measure for an arch; empty where one can."""
+        try:
+            for _ in self._calls.answers([self._measuring(node.looked, (self._build, arch), arch, 0)]):
+                pass
+        except ToolchainError as error:
+            return str(error)
+        return ""
+
+    def _measuring(self, function: Callable[..., Told], arguments: tuple[Any, ...], arch: Arch, place: int) -> Call:
+        return Call(function, arguments, f"measure for {arch.name}", {_resource(arch): 1}, _URGENT - place)
 
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
         """Return a batch after a worker has measured it."""
@@ -200,9 +212,7 @@ class ClusterRunner:
         codes = {trial.code_digest for trial in trials if trial.code_digest}
         libraries = {path.name: path.read_bytes() for path in map(task.library_path, codes) if path.exists()}
         arguments = (self._build, doing, sent, tuple(trials), libraries)
-        need = f"measure for {task.arch.name}"
-        call = Call(node.measured_there, arguments, need, {_resource(task.arch): 1}, _URGENT - task.priority)
-        ((_, told),) = self._calls.answers([call])
+        ((_, told),) = self._calls.answers([self._measuring(node.measured_there, arguments, task.arch, task.priority)])
         for event in told.heard:
             self._heard(event)
         if "failure" in told.answer:

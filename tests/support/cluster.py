@@ -1,0 +1,157 @@
+"""Owns clusters for tests, of several processes on this machine, and the measurement of how builds scale on them.
+
+Knows nothing of what tests expect. Run it for the figures:
+PYTHONPATH=tests:. python -m support.cluster --entries 1000 --workers 8 --secs 0.05 [--kill-every 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from distributed import Client, LocalCluster
+
+from kerneldecl import flow
+from kerneldecl.cluster.node import Home
+from kerneldecl.cluster.runner import Cluster, ClusterRunner
+from kerneldecl.stages.session import Options, Session
+from kerneldecl.tuning.events import Event, Finished
+from support.fakes import FakeLinker, FakeRunner
+from support.spaces import FAKES, HEAD, Space
+
+SECS = "KERNELDECL_FAKE_SECS"
+"""Variable with the seconds for which a fake device is busy with an entry."""
+DEVICES = {"CPU": 1.0}
+
+
+class FakeDevice(FakeRunner):
+    """Answers from the text of a request, and is busy for a while with each entry that it prepares."""
+
+    def __init__(self, jobs: int, cores: int, **_: object) -> None:
+        assert jobs >= 1
+        assert cores >= 1
+        super().__init__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(self, request: Mapping[str, Any], limit_secs: float) -> dict[str, Any]:
+        if request["action"] == "prepare":
+            time.sleep(float(os.environ.get(SECS, "0")))
+        self.asked.clear()  # a thousand entries with a thousand requests each are not to be remembered
+        return super().measure(request, limit_secs)
+
+
+@contextlib.contextmanager
+def cluster_of(workers: int, resources: Mapping[str, float] = DEVICES, **options: Any) -> Iterator[LocalCluster]:
+    """Start a scheduler and worker processes of one thread each."""
+    with LocalCluster(
+        n_workers=workers, threads_per_worker=1, processes=True, resources=dict(resources), dashboard_address=":0", **options
+    ) as cluster:
+        yield cluster
+
+
+def build_on(
+    cluster: LocalCluster, space: Space, say: Callable[[str], None] | None = None, patience_secs: float = 60
+) -> tuple[Session, list[Event]]:
+    """Build a workspace of fakes on a cluster's workers."""
+    events: list[Event] = []
+    workspace, linker = space.open(), FakeLinker()
+
+    def opened() -> ClusterRunner:
+        home = Home(str(workspace.sources), str(workspace.cache))
+        told = Cluster(cluster.scheduler_address, patience_secs, FakeDevice)
+        return ClusterRunner(told, home, FakeRunner(), say or (lambda _: None), events.append)
+
+    done = flow.build(workspace, Options(), opened, dict.fromkeys(("cpu", "cuda"), linker), events.append)
+    return done, events
+
+
+@contextlib.contextmanager
+def killing(cluster: LocalCluster, every_secs: float) -> Iterator[list[int]]:
+    """Kill a worker process now and then, in the midst of whatever it does; its nanny starts another."""
+    killed: list[int] = []
+    is_over = threading.Event()
+
+    def kill() -> None:
+        with Client(cluster.scheduler_address, set_as_default=False) as client:
+            while not is_over.wait(every_secs):
+                pids = list(client.run(os.getpid).values())
+                if pids:
+                    killed.append(random.choice(pids))
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def many(root: Path, count: int, top_k: int = 1) -> Space:
+    """Write a workspace of so many small entries."""
+    text = HEAD.replace("top_k = 3", f"top_k = {top_k}")
+    entries = f'\n[[workload]]\nname = "many"\nrule = "scale"\nn = {list(range(8, 8 + count))}\n'
+    root.mkdir(parents=True)
+    return Space(root).write({**FAKES, "workloads.toml": text + entries})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--entries", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--secs", type=float, default=0.05)
+    parser.add_argument("--kill-every", type=float, default=0.0)
+    given = parser.parse_args(arguments)
+    os.environ[SECS] = str(given.secs)
+    with tempfile.TemporaryDirectory() as folder, cluster_of(given.workers) as cluster, contextlib.ExitStack() as held:
+        space = many(Path(folder) / "space", given.entries)
+        killed = held.enter_context(killing(cluster, given.kill_every)) if given.kill_every else []
+        began, cpu = time.perf_counter(), time.process_time()
+        done, events = build_on(cluster, space)
+        whole, cpu = time.perf_counter() - began, time.process_time() - cpu
+        assert not done.failures, list(done.failures.items())[:3]
+        tuned = [event for event in events if isinstance(event, Finished) and event.kind == "tune"]
+        linear = given.entries * given.secs / given.workers
+        by_stage = {name: round(secs, 2) for name, secs in STAGE_SECS.items()}
+        lines = [
+            f"{len(tuned)} entries, {given.workers} workers, {given.secs:g} s each: linear {linear:.2f} s, build {whole:.2f} s",
+            f"this process used {cpu:.2f} s of processor time; {len(killed)} workers were killed; seconds by stage: {by_stage}",
+        ]
+        sys.stdout.write("\n".join([*lines, ""]))
+
+
+STAGE_SECS: dict[str, float] = {}
+
+
+def _timed_stages() -> None:
+    def timed(stage: flow.Stage) -> flow.Stage:
+        def run(session: Session) -> None:
+            began = time.perf_counter()
+            stage(session)
+            STAGE_SECS[stage.__name__] = STAGE_SECS.get(stage.__name__, 0.0) + time.perf_counter() - began
+
+        return run
+
+    flow.STAGES = tuple(map(timed, flow.STAGES))
+
+
+if __name__ == "__main__":
+    _timed_stages()
+    main()
