@@ -36,7 +36,9 @@ def by_action(spans: Sequence[Span], entries: int) -> list[Row]:
     rows = []
     for kind, action in names:
         secs = [span.secs for span in spans if (span.kind, span.action) == (kind, action)]
-        rows.append({"process": kind, "action": action, "requests": len(secs) / entries, "s an entry": sum(secs) / entries, "most": max(secs)})
+        rows.append(
+            {"process": kind, "action": action, "requests": len(secs) / entries, "s an entry": sum(secs) / entries, "most": max(secs)}
+        )
     return sorted(rows, key=lambda row: (row["process"], -row["s an entry"]))
 
 
@@ -57,7 +59,10 @@ def slices(spans: Sequence[Span], begin: float, end: float, jobs: int) -> list[R
     devices = max(1, len({span.worker for span in measuring}))
     for place in range(SLICES):
         start, stop = begin + place * width, begin + (place + 1) * width
-        shares = {"compilers": busy_secs(compiling, start, stop) / width / jobs, "measuring": busy_secs(measuring, start, stop) / width / devices}
+        shares = {
+            "compilers": busy_secs(compiling, start, stop) / width / jobs,
+            "measuring": busy_secs(measuring, start, stop) / width / devices,
+        }
         rows.append({"from s": start - begin, **{name: round(share, 2) for name, share in shares.items()}})
     return rows
 
@@ -98,7 +103,7 @@ def main() -> None:
         root = Path(folder).resolve()
         root.mkdir(parents=True, exist_ok=True)
         kind = load_arch(root, given.arch).kind
-        operators = drawn(given.seed, given.first + given.count, given.rules.split(","), kind)[given.first :]
+        operators = drawn(given.seed, given.count, given.rules.split(","), kind, given.first)
         (root / "workloads.toml").write_text(toml_of(operators, given.arch, given.top_k), encoding="utf-8")
         about = machine()
         show_machine(about)
