@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kerneldecl.runners.process import Answer
-from kerneldecl.tuning.task import Answers, Runner
+from kerneldecl.runners.process import Answer, Answers
+from kerneldecl.tuning.task import Runner
 
 _COUNTED = {"build": "scheduled", "verify": "verified", "sample": "measured"}
 """What is counted, by the action of a request. A candidate is sampled many times, and is one that was measured."""
@@ -18,9 +18,10 @@ _COUNTED = {"build": "scheduled", "verify": "verified", "sample": "measured"}
 class Counted:
     """Passes requests on to a runner, and keeps count."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, asked: list[tuple[str, str]] | None = None) -> None:
+        """`asked` is what another has counted so far, and counts on."""
         self._runner = runner
-        self._asked: list[tuple[str, str]] = []  # appended to by several threads
+        self._asked: list[tuple[str, str]] = [] if asked is None else asked  # appended to by several threads
 
     @property
     def counts(self) -> dict[str, int]:
@@ -40,6 +41,9 @@ class Counted:
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         self._note(request)
         return self._runner.measure(request, limit_secs)
+
+    def side_by_side(self, model: str, most: int) -> Sequence[Runner]:
+        return [Counted(runner, self._asked) for runner in self._runner.side_by_side(model, most)]
 
     def _note(self, request: Mapping[str, Any]) -> None:
         self._asked.append((request["action"], str(request.get("library", ""))))
