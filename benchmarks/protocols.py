@@ -6,8 +6,10 @@ Knows nothing of how models are tuned or timed.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 from bench_support.own_process import OwnProcess
 from bench_support.table import show, show_machine, write_json
 from models import arch_of, chosen, described_machine
+
+from kerneldecl.plugins.load import load_arch
 
 Row = dict[str, Any]
 MODELS = ("resnet18.b1", "bert_base.b16.s128", "llama3_8b.block.decode2047")
@@ -28,13 +32,16 @@ def predictions(name: str, given: argparse.Namespace, folder: Path, l2_bytes: in
     from bench_support.models.predictions import measured, predicted, recorded
     from bench_support.models.tuning import Choice, tuned
 
+    from kerneldecl.hardware.gpu_lock import held_gpu
+
     process = OwnProcess()
     row = tuned(Choice(name, given.dtype, "pt2", given.arch, given.top_k, ()), folder / name, process)
     if "failure" in row:
         return {"model": name, "failure": row["failure"]}
     library = row["libraries"]["ours"]
     try:
-        found = process.ask(measured, name, given.dtype, library, l2_bytes, limit_secs=LIMIT_SECS)
+        with held_gpu(load_arch(folder, given.arch).model, lambda text: print(text, flush=True)):  # another model may be tuned meanwhile
+            found = process.ask(measured, name, given.dtype, library, l2_bytes, limit_secs=LIMIT_SECS)
     except RuntimeError as error:
         return {"model": name, "failure": str(error)}
     finally:
@@ -60,6 +67,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--top-k", type=int, default=10, help="candidates that are built and timed for each function")
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--rows", type=Path, nargs="*", default=(), metavar="FILE", help="add networks that other runs wrote by --json")
     parser.add_argument("--folder", type=Path, help="folder of the workspaces, which a later run reuses; default: a temporary folder")
     given = parser.parse_args()
     if find_spec("torch") is None:
@@ -70,11 +78,20 @@ def main() -> None:
     described = described_machine(arch, OwnProcess())
     show_machine(described)
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="protocols-") as folder:
-        rows = [predictions(name, given, Path(folder), arch.the_gpu.l2_bytes) for name in chosen(given.only or MODELS)]
+        rows: list[Row] = list(_read(given.rows))
+        for name in () if given.rows and not given.only else chosen(given.only or MODELS):
+            rows.append(predictions(name, given, Path(folder), arch.the_gpu.l2_bytes))
+            show(TITLE, [table_row(rows[-1])])
+            write_json(given.json, described, {"asked": {"top_k": given.top_k, "dtype": given.dtype}, "models": rows})
     show(TITLE, [table_row(row) for row in rows])
     best = ranked([row for row in rows if "failure" not in row])
     show("Protocols, the best predictor first (off by: the mean factor between sum and network)", best)
-    write_json(given.json, described, {"asked": {"top_k": given.top_k, "dtype": given.dtype}, "models": rows, "protocols": best})
+
+
+def _read(paths: Sequence[Path]) -> Iterator[Row]:
+    """Yield the rows of networks that earlier runs have written."""
+    for path in paths:
+        yield from json.loads(path.read_text(encoding="utf-8"))["models"]
 
 
 if __name__ == "__main__":

@@ -10,17 +10,17 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
-from bench_support.distribution import by_rule, fifth_percentile
+from bench_support.distribution import by_rule
 from bench_support.gpu.comparison import described, gpu_described
 from bench_support.gpu.kernels import Built, Entry, label_of
+from bench_support.kept_rows import KeptRows
 from bench_support.own_process import OwnProcess
 from bench_support.random_entries import DRAWN, drawn, toml_of
 from bench_support.random_rows import OURS, compared, why
@@ -28,6 +28,7 @@ from bench_support.table import machine, show, show_machine, write_json
 
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Candidate
+from kerneldecl.planning.workspace import FILE
 from kerneldecl.plugins.load import load_arch
 
 Row = dict[str, Any]
@@ -36,6 +37,16 @@ WORST = 10
 """Entries of which the reason is printed."""
 LIMIT_SECS = 60.0
 """Seconds after which an entry is given up: a kernel hangs."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What comparisons may take."""
+
+    end: float
+    """When none begins any more, by `time.perf_counter`."""
+    rounds: int
+    """Replays of each contender in each protocol."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +94,27 @@ def _kernel(result: Mapping[str, Any], library: str, symbol: str) -> Kernel:
     return Kernel(Built(label_of(winner), library, symbol), result["policy"], winner, min(1.0, share))
 
 
-def rows_of(
-    entries: Sequence[Entry], kernels: Mapping[str, Kernel], failures: Mapping[str, str], rounds: int, gpu: OwnProcess
-) -> list[Row]:
-    """Compare entry by entry; say each, return all rows."""
-    rows = []
+def compare(entries: Sequence[Entry], kernels: Mapping[str, Kernel], failures: Mapping[str, str], kept: KeptRows, limits: Limits) -> None:
+    """Compare entry by entry, as long as there is time; say and keep each row."""
+    gpu = OwnProcess()
     for entry in entries:
+        if time.perf_counter() > limits.end:
+            print(f"no time for {entry.name} and what follows: run again with the same --state", flush=True)
+            break
         row = described(entry)
         kernel = kernels.get(entry.name)
         if kernel is None:
             row["failure"] = failures.get(entry.name, "not built")
         else:
             row |= {"label": kernel.built.label, "policy": kernel.policy, "first_share": kernel.first_share}
+            row["winner"] = kernel.winner.to_json()
             try:
-                row |= gpu.ask(compared, entry, kernel.built, rounds, limit_secs=LIMIT_SECS)
+                row |= gpu.ask(compared, entry, kernel.built, limits.rounds, limit_secs=LIMIT_SECS)
             except RuntimeError as error:
                 row["failure"] = str(error)
-        rows.append(row)
+        kept.add(row)
         _say(row)
-    return rows
+    gpu.close()
 
 
 def _say(row: Row) -> None:
@@ -121,7 +134,7 @@ def ratio_of(row: Mapping[str, Any], protocol: str) -> float | None:
     return found
 
 
-def worst(rows: Sequence[Row], entries: Sequence[Entry], kernels: Mapping[str, Kernel], gpu: OwnProcess) -> list[Row]:
+def worst(rows: Sequence[Row], entries: Sequence[Entry]) -> list[Row]:
     """Return the rows with the least ratio in either protocol, with what the time model says of their kernels."""
 
     def least(row: Row) -> float:
@@ -129,17 +142,18 @@ def worst(rows: Sequence[Row], entries: Sequence[Entry], kernels: Mapping[str, K
 
     known = sorted((row for row in rows if least(row) < float("inf")), key=least)[:WORST]
     by_name = {entry.name: entry for entry in entries}
-    found = []
+    found, gpu = [], OwnProcess()
     for row in known:
-        kernel = kernels[row["entry"]]
         try:
-            reason = gpu.ask(why, by_name[row["entry"]], kernel.policy, kernel.winner, limit_secs=LIMIT_SECS)
+            winner = Candidate.from_json(row["winner"])
+            reason = gpu.ask(why, by_name[row["entry"]], row["policy"], winner, limit_secs=LIMIT_SECS)
         except RuntimeError as error:
             reason = f"unknown: {error}"
         row["reason"] = reason
         us = {f"{protocol} us": row["secs"][protocol][OURS] * 1e6 for protocol in PROTOCOLS}
         columns = {protocol: round(ratio_of(row, protocol) or 0.0, 3) for protocol in PROTOCOLS}
-        found.append({"entry": row["entry"], **us, **columns, "first": round(kernel.first_share, 3), "reason": reason})
+        found.append({"entry": row["entry"], **us, **columns, "first": round(row["first_share"], 3), "reason": reason})
+    gpu.close()
     return found
 
 
@@ -147,7 +161,10 @@ def arguments() -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description="Time kernels of operators drawn at random beside torch's best form of each.")
     parser.add_argument("--seed", type=int, default=1, help="what the operators follow from")
+    parser.add_argument("--from", dest="first", type=int, default=0, metavar="N", help="number of the first operator; default: 0")
     parser.add_argument("--count", type=int, default=60, help="operators")
+    parser.add_argument("--state", type=Path, metavar="FOLDER", help="keep rows here, and sum up those of earlier runs as well")
+    parser.add_argument("--secs", type=float, default=float("inf"), help="begin no comparison later than this after the start")
     parser.add_argument("--rules", default=",".join(DRAWN), metavar="RULE,…", help=f"rules that are drawn; default: {', '.join(DRAWN)}")
     parser.add_argument("--entries", type=Path, metavar="FILE", help="compare what this workloads.toml declares for --arch instead")
     parser.add_argument("--arch", default="h200", help="an arch of this machine's GPU, or host for its CPU")
@@ -177,36 +194,68 @@ def ran(given: argparse.Namespace, root: Path) -> Row:
     start = time.perf_counter()
     threads = str(detect().the_cpu.cores)
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, TVM_NUM_THREADS=threads)  # before torch and TVM start threads
-    arch = load_arch(root, given.arch)
-    root.mkdir(parents=True, exist_ok=True)
-    if given.entries:
-        text = given.entries.read_text(encoding="utf-8")
-    else:
-        text = toml_of(drawn(given.seed, given.count, given.rules, arch.kind), given.arch, given.top_k)
-    (root / "workloads.toml").write_text(text, encoding="utf-8")
+    asked = {name: vars(given)[name] for name in ("seed", "rules", "arch", "top_k", "rounds")} | {"entries": str(given.entries or "")}
+    try:
+        kept = KeptRows(given.state, asked)
+    except ValueError as error:
+        sys.exit(str(error))
+    about = _described(root, given.arch)
+    every, text = _declared(given, root / "all")
+    wanted = [entry for entry in every[given.first :] if entry.name not in kept.rows]
+    if wanted:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / FILE).write_text(text({entry.name for entry in wanted}), encoding="utf-8")
+        kernels, failures, secs = tuned(root, given.arch, given.jobs)
+        kept.add_tuning(len(wanted), secs)
+        print(f"{len(wanted)} operators built in {secs:.0f} s, {secs / len(wanted):.2f} s each", flush=True)
+        compare(wanted, kernels, failures, kept, Limits(start + given.secs, given.rounds))
+    found = summed_up(list(kept.rows.values()), every)
+    count, tuning_secs = sum(count for count, _ in kept.tunings), sum(secs for _, secs in kept.tunings)
+    tuning = f"{count} operators tuned in {tuning_secs:.0f} s, {tuning_secs / max(1, count):.2f} s each"
+    print(f"\n{tuning}; this run took {time.perf_counter() - start:.0f} s")
+    return {"machine": about, "asked": asked, "tuned": count, "tuning_secs": tuning_secs, **found}
+
+
+def _described(root: Path, arch: str) -> Row:
+    gpu = OwnProcess()
+    about: Row = machine() | (gpu.ask(gpu_described) if load_arch(root, arch).gpu else {})
+    gpu.close()
+    show_machine(about)
+    return about
+
+
+def _declared(given: argparse.Namespace, folder: Path) -> tuple[list[Entry], Callable[[Collection[str]], str]]:
+    """Return all entries up to the last that is asked for, and what makes the text of workloads.toml of some of them.
+
+    What the user declares in a file is built whole.
+    """
     from kerneldecl.declare.document import declare
 
-    entries = [Entry(root, workload, arch) for workload in declare(root).workloads]
-    gpu = OwnProcess()
-    about: Row = machine() | (gpu.ask(gpu_described) if arch.gpu else {})
-    show_machine(about)
-    kernels, failures, tuning_secs = tuned(root, given.arch, given.jobs)
-    print(f"{len(entries)} operators built in {tuning_secs:.0f} s, {tuning_secs / len(entries):.2f} s each", flush=True)
-    rows = rows_of(entries, kernels, failures, given.rounds, gpu)
+    folder.mkdir(parents=True, exist_ok=True)
+    arch = load_arch(folder, given.arch)
+    operators = [] if given.entries else drawn(given.seed, given.first + given.count, given.rules, arch.kind)
+
+    def text(names: Collection[str]) -> str:
+        if given.entries:
+            return str(given.entries.read_text(encoding="utf-8"))
+        return toml_of([operator for operator in operators if operator[0] in names], given.arch, given.top_k)
+
+    (folder / FILE).write_text(text({name for name, _, _ in operators}), encoding="utf-8")
+    return [Entry(folder, workload, arch) for workload in declare(folder).workloads], text
+
+
+def summed_up(rows: Sequence[Row], entries: Sequence[Entry]) -> Row:
+    """Print what all rows come to; return it with them."""
     tables = {protocol: by_rule(rows, lambda row, protocol=protocol: ratio_of(row, protocol)) for protocol in PROTOCOLS}
     for protocol, table in tables.items():
         show(f"torch's best by ours, {protocol} (above 1: ours is faster)", table)
-    shares = [kernel.first_share for kernel in kernels.values()]
-    if shares:
-        print(f"\nFirst choice of the model, of the best: geometric mean {geometric_mean(shares):.3f}, 5 % {fifth_percentile(shares):.3f}")
-    show(f"Worst {WORST}, and what their time model says", worst(rows, entries, kernels, gpu))
+    first = by_rule(rows, lambda row: row.get("first_share"))
+    show("First choice of the model, as a share of the best of --top-k", first)
+    show(f"Worst {WORST}, and what their time model says", worst(rows, entries))
     failed = [{"entry": row["entry"], "failure": row["failure"]} for row in rows if "failure" in row]
     if failed:
         show("Failed", failed)
-    gpu.close()
-    print(f"\nall in {time.perf_counter() - start:.0f} s")
-    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    return {"machine": about, "asked": asked, "tuning_secs": tuning_secs, "summary": tables, "entries": rows}
+    return {"summary": tables, "first": first, "entries": list(rows)}
 
 
 if __name__ == "__main__":

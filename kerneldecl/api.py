@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Ran, Report, Started, Step
 from kerneldecl.tuning.search import why_no_winner
+from kerneldecl.tuning.side_by_side import by_device, measure_side_by_side
 from kerneldecl.tuning.task import Runner, Task
 
 if TYPE_CHECKING:
@@ -186,17 +186,23 @@ def measure_bundle(
     with in_use(store.root), LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
         if not trust_rules:
             waiting = bundle.with_trusted_references(waiting, runner)
-        for entry, next_entry in itertools.zip_longest(waiting, waiting[1:]):
-            done.append(_measured(entry, next_entry.task if next_entry else None, runner, store, say))
-            if done[-1].has_failed and not keep_going:
-                break
+
+        def measure(place: int, following: int | None, on_device: Runner) -> None:
+            if keep_going or not any(each.has_failed for each in done):
+                next_task = None if following is None else waiting[following].task
+                done.append(_measured(waiting[place], next_task, on_device, store, say))
+
+        for places in by_device([entry.task.arch for entry in waiting]):
+            runners = runner.side_by_side(waiting[places[0]].task.arch.model, len(places))
+            measure_side_by_side(places, runners, measure, lambda text: say(Note(text)))
     failed = [{"entry": finished.entry, "reason": finished.text} for finished in done if finished.has_failed]
-    references = {entry.task.workload.entry: bundle.reference_name(entry) for entry in waiting[: len(done)]}
+    names = {finished.entry for finished in done}
+    references = {name: bundle.reference_name(entry) for entry in waiting if (name := entry.task.workload.entry) in names}
     counts = {"entries": len(entries), "measured_before": len(entries) - len(waiting), "measured": len(done) - len(failed)}
     return {"schema": 1, **counts, "failed": failed, "references": references, "records": str(store.root / "record")}
 
 
-def _measured(entry: bundle.Entry, next_task: Task | None, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:
+def _measured(entry: bundle.Entry, next_task: Task | None, runner: Runner, store: LocalStore, say: Report) -> Finished:
     name = entry.task.workload.entry
 
     def on_progress(doing: str, done: int, total: int, best_secs: float | None) -> None:

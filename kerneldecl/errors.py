@@ -140,6 +140,10 @@ class ToolchainError(KerneldeclError):
     exit_code = ExitCode.ENVIRONMENT
 
 
+class LostGpuError(ToolchainError):
+    """A GPU that was there no longer answers."""
+
+
 class CacheError(KerneldeclError):
     """The shared cache cannot be used, and the workspace requires it."""
 

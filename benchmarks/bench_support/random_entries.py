@@ -210,10 +210,11 @@ DRAWN: Mapping[str, tuple[int, Callable[[Dice], Attrs]]] = {
 """By rule: how often it is drawn, and by what. Of the standard rules only `tensor_ir` is not among them, which is any function at all."""
 
 
-def drawn(seed: int, count: int, rules: Sequence[str], kind: str) -> list[tuple[str, str, Attrs]]:
-    """Return name, rule and attributes of `count` operators for a kind of arch."""
+def drawn(seed: int, count: int, rules: Sequence[str], kind: str, first: int = 0) -> list[tuple[str, str, Attrs]]:
+    """Return name, rule and attributes of `count` operators for a kind of arch, from number `first` on."""
     weights = {rule: DRAWN[rule][0] for rule in rules}
-    return [_operator(f"{seed}/{number}", f"s{seed}_{number:03}", weights, LIMITS[kind]) for number in range(count)]
+    numbers = range(first, first + count)
+    return [_operator(f"{seed}/{number}", f"s{seed}_{number:03}", weights, LIMITS[kind]) for number in numbers]
 
 
 def _operator(seed: str, name: str, weights: Mapping[str, int], limits: Limits) -> tuple[str, str, Attrs]:

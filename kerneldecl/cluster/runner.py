@@ -25,12 +25,12 @@ from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Arch, Trial
 from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.runners.events import Heard
-from kerneldecl.runners.process import Answer
+from kerneldecl.runners.process import Answer, Answers
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import lines_of, symbol
 from kerneldecl.store.local import LocalStore
 from kerneldecl.tuning.batch import measured
-from kerneldecl.tuning.task import Answers, Batches, Doing, Runner, Task
+from kerneldecl.tuning.task import Batches, Doing, Runner, Task
 
 MOST_SIDE_BY_SIDE = 64
 _CONNECT_SECS = 20
@@ -61,33 +61,31 @@ class ClusterRunner:
         self._store = LocalStore(Path(home.cache))
         self._held = contextlib.ExitStack()
         self._measuring_here, self._indexing = threading.Lock(), threading.Lock()
-        self._offered: dict[str, str] = {}
+        self._offered: dict[Arch, str] = {}
         """By arch, why it cannot be measured for, as far as anybody has asked."""
-        self._elsewhere: dict[str, bool] = {}
+        self._elsewhere: dict[Arch, bool] = {}
         """By arch, whether workers measure for it."""
         self._devices: dict[str, dict[str, Any]] = {}
         """By task folder, what is known of the device that has measured it last."""
         self._built: dict[str, dict[str, Path]] | None = None
 
     def __enter__(self) -> Self:
-        try:
-            self._open()
-        except BaseException:
-            self._held.close()
-            raise
+        with contextlib.ExitStack() as held:
+            self._open(held)
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def _open(self) -> None:
+    def _open(self, held: contextlib.ExitStack) -> None:
         import dask
 
         # Libraries of candidates travel with what measures them.
-        self._held.enter_context(dask.config.set({_LARGE: "1GB"}))
+        held.enter_context(dask.config.set({_LARGE: "1GB"}))
         address = self._cluster.address
         try:
-            self._client = self._held.enter_context(Client(address, timeout=_CONNECT_SECS, set_as_default=False))
+            self._client = held.enter_context(Client(address, timeout=_CONNECT_SECS, set_as_default=False))
         except (OSError, ValueError) as error:
             raise ToolchainError(f"no scheduler of Dask answers at {address}: {error}; `dask scheduler` starts one") from None
         self._calls = Calls(self._client, self._cluster.patience_secs, self._say)
@@ -99,7 +97,7 @@ class ClusterRunner:
             self._client.register_plugin(plugin, name=self._build)
         except ImportError as error:
             raise ToolchainError(f"a worker of {address} lacks {error.name}; `pip install 'kerneldecl[cluster]'` on each") from None
-        self._held.callback(self._leave)
+        held.callback(self._leave)
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, TimeoutError, RuntimeError, ValueError):  # the cluster may be gone
@@ -157,17 +155,18 @@ class ClusterRunner:
         """Return this machine's answer: policies are asked here, batches are measured by `measured`."""
         return self._here.measure(request, limit_secs)
 
-    # Batches
+    def side_by_side(self, model: str, most: int) -> Sequence[Runner]:
+        """Return as many runners as entries may be in flight: more than there are devices, so that none waits for what is compiled."""
+        del model
+        return [self] * min(most, MOST_SIDE_BY_SIDE)
 
-    @property
-    def side_by_side(self) -> int:
-        return MOST_SIDE_BY_SIDE
+    # Batches
 
     def why_not(self, arch: Arch) -> str:
         """Return why nothing can be measured for an arch, once workers had the time to come."""
-        if arch.name not in self._offered:
-            self._offered[arch.name] = self._asked(arch)
-        return self._offered[arch.name]
+        if arch not in self._offered:
+            self._offered[arch] = self._asked(arch)
+        return self._offered[arch]
 
     def _asked(self, arch: Arch) -> str:
         resource = _resource(arch)
@@ -176,7 +175,7 @@ class ClusterRunner:
             return bool(workers_with(self._client, {resource: 1}))
 
         is_here = not arch.gpu and not why_not_measured_here(arch)
-        self._elsewhere[arch.name] = True
+        self._elsewhere[arch] = True
         if not is_offered() and not is_here:
             self._say(f"waiting for a worker with {resource}=1, to measure for {arch.name}")
             waited_for(is_offered, self._cluster.patience_secs)
@@ -184,7 +183,7 @@ class ClusterRunner:
         if is_offered():
             why = self._probed(arch)
         if why and is_here:
-            self._elsewhere[arch.name] = False
+            self._elsewhere[arch] = False
             return ""
         return why
 
@@ -204,7 +203,7 @@ class ClusterRunner:
         """Return a batch after a worker has measured it."""
         self.why_not(task.arch)
         sent = replace(task, groups=(), known={}, build_archs={}, shared={})
-        if not self._elsewhere[task.arch.name]:
+        if not self._elsewhere[task.arch]:
             with self._measuring_here:
                 found = measured(doing, sent, trials, self._here, self._store)
             self._devices[str(task.folder)] = found.device

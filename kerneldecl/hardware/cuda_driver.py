@@ -14,6 +14,8 @@ from kerneldecl.errors import ToolchainError
 LIBRARY = "libcuda.so.1"
 _NAME_BYTES = 256
 _NO_DEVICE = 100
+SHORT_UUID = len("GPU-") + 8
+_PCI_BYTES = 16
 # CUdevice_attribute in cuda.h.
 _ATTRIBUTES = {
     "compute_capability_major": 75,
@@ -60,6 +62,13 @@ class DriverGpu:
     memory_bus_bits: int
     uuid: str = ""
     """UUID as in CUDA_VISIBLE_DEVICES and nvidia-smi."""
+    pci: str = ""
+    """Domain, bus, device and function, such as 0000:1b:00.0."""
+
+    @property
+    def short_uuid(self) -> str:
+        """Enough of the UUID to tell this machine's GPUs apart, and for CUDA_VISIBLE_DEVICES; the whole is a serial number."""
+        return self.uuid[:SHORT_UUID]
 
 
 def open_driver(library: str = LIBRARY) -> ctypes.CDLL:
@@ -89,13 +98,19 @@ def _gpu(driver: ctypes.CDLL, ordinal: int) -> DriverGpu:
     for field, attribute in _ATTRIBUTES.items():
         _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
         values[field] = value.value
-    return DriverGpu(name.value.decode(), **values, uuid=_uuid(driver, device))
+    return DriverGpu(name.value.decode(), **values, uuid=_uuid(driver, device), pci=_pci(driver, device))
 
 
 def _uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str:
     content = ctypes.create_string_buffer(16)
     _call(driver, "cuDeviceGetUuid", content, device)
     return f"GPU-{uuid.UUID(bytes=content.raw)}"
+
+
+def _pci(driver: ctypes.CDLL, device: ctypes.c_int) -> str:
+    text = ctypes.create_string_buffer(_PCI_BYTES)
+    _call(driver, "cuDeviceGetPCIBusId", text, _PCI_BYTES, device)
+    return text.value.decode().lower()
 
 
 def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:

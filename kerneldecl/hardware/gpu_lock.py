@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from kerneldecl.errors import ToolchainError
+from kerneldecl.errors import LockHeldError, ToolchainError
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
-from kerneldecl.store.lock import exclusive_of
+from kerneldecl.store.lock import exclusive, exclusive_of
 from kerneldecl.store.scratch import runtime_folder
 
 
@@ -50,6 +50,19 @@ def held_gpu(model: str, say: Callable[[str], None]) -> Iterator[DriverGpu]:
     chosen = {lock_of(gpu): gpu for gpu in gpus_of(model)}
     with exclusive_of(tuple(chosen), f"measuring on {model or 'the GPU'}", say) as path:
         yield chosen[path]
+
+
+@contextmanager
+def free_gpus(model: str, most: int) -> Iterator[tuple[DriverGpu, ...]]:
+    """Lock the first GPUs of the model that are free, `most` at most; do not wait for those that are not."""
+    with ExitStack() as locks:
+        held: list[DriverGpu] = []
+        for gpu in gpus_of(model):
+            with suppress(LockHeldError):
+                if len(held) < most:
+                    locks.enter_context(exclusive(lock_of(gpu), f"measuring on {model}", lambda _: None, wait=False))
+                    held.append(gpu)
+        yield tuple(held)
 
 
 def lock_of(gpu: DriverGpu) -> Path:

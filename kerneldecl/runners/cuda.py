@@ -23,7 +23,7 @@ from kerneldecl.runners.reference_data import ReferenceData, ResidentData, Workl
 from kerneldecl.runners.verification import verified
 from kerneldecl.timing import Protocol
 
-__all__ = ["confirm", "measured_peaks", "prepare", "prepare_next", "sample", "verify"]
+__all__ = ["confirm", "is_there", "measured_peaks", "prepare", "prepare_next", "sample", "verify"]
 
 _COPY_BYTES = 1 << 29
 
@@ -96,14 +96,26 @@ def _uuid() -> str:
 
 
 def measured_peaks() -> dict[str, Any]:
-    """Return the GPU's measured peaks, its name and driver, and its clocks and power before and after the current workload's race.
+    """Return the GPU's measured peaks, its name and driver, which it is, and its state before and after the current workload's race.
 
     `dram_bytes_per_s` is the bandwidth of a copy on the device, reads and writes counted; `clock_hz` is the SMs' clock.
     """
     after = nvml.conditions(_uuid())
     clock = {"clock_hz": after["sm_clock_hz"]} if "sm_clock_hz" in after else {}
     provenance = {"gpu": read_gpus()[0].model, "driver": nvml.driver_version()}
-    return {"dram_bytes_per_s": _dram_bytes_per_s(device()), **clock, "device": provenance, "conditions": {**_CONDITIONS, "after": after}}
+    which = {"gpu": read_gpus()[0].short_uuid, "pci": read_gpus()[0].pci}
+    conditions = {**_CONDITIONS, "after": after, "measured_on": which}
+    return {"dram_bytes_per_s": _dram_bytes_per_s(device()), **clock, "device": provenance, "conditions": conditions}
+
+
+def is_there() -> dict[str, Any]:
+    """Answer where the GPU still does: something is written to its memory."""
+    gpu = device()
+    address = gpu.allocate(1)
+    gpu.fill(address, 0, 1)
+    gpu.wait()
+    gpu.release(address)
+    return {}
 
 
 @functools.cache

@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from kerneldecl.hardware.gpu_lock import held_gpu
+from kerneldecl.hardware.cuda_driver import DriverGpu
+from kerneldecl.hardware.gpu_lock import free_gpus, gpus_of, held_gpu
 from kerneldecl.limits import Limits
 from kerneldecl.runners.events import Heard, Printed, Ran, computation_of, described
+from kerneldecl.runners.one_gpu import Measurer, OneGpu
 from kerneldecl.runners.process import Answer, Worker
 from kerneldecl.runners.worker import COMPILING
 from kerneldecl.store.scratch import scratch_folder
@@ -82,9 +84,12 @@ class LocalRunner:
         for worker in reversed(self._builders):
             self._idle.put(worker)
         self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores), **aside}
-        self._measurers = {("cpu", ""): self._worker(self._all_cores), ("policy", ""): self._worker(threads)}
+        alone = {("cpu", ""): self._worker(self._all_cores), ("policy", ""): self._worker(threads)}
+        self._measurers = {key: Measurer(worker) for key, worker in alone.items()}
         """The workers that measure, by device and model of GPU, and the one that asks policies."""
-        self._measuring = threading.Lock()
+        self._gpus: dict[str, tuple[OneGpu, ...]] = {}
+        """Those that measure side by side, by model of GPU; the first of them is among the measurers."""
+        self._starting = threading.Lock()
         self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")
         # An interrupt leaves queues and futures that are written in Python locked for ever if it comes while they take their lock.
@@ -96,7 +101,8 @@ class LocalRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in (*self._builders, *self._measurers.values()):
+        side_by_side = [gpu.measurer for gpus in self._gpus.values() for gpu in gpus]
+        for worker in (*self._builders, *(each.worker for each in (*self._measurers.values(), *side_by_side))):
             worker.stop()
         self._threads.shutdown()  # stopped workers answer at once what still waits
         self._held.close()
@@ -141,9 +147,26 @@ class LocalRunner:
         Requests to measure run one at a time; no build disturbs them if the caller waits for its builds first. Raise
         ToolchainError if there is no such GPU.
         """
+        return self.ask(self._measurer(request), request, limit_secs)
+
+    def ask(self, measurer: Measurer, request: Request, limit_secs: float) -> Answer:
+        """Return the answer of one of the workers that measure, when it has answered those before."""
         fields = {name: value for name, value in request.items() if name != "model"}
-        with self._measuring:
-            return self._asked(self._measurer(request), fields, limit_secs)
+        with measurer.lock:
+            return self._asked(measurer.worker, fields, limit_secs)
+
+    def side_by_side(self, model: str, most: int) -> Sequence[LocalRunner | OneGpu]:
+        """Return runners that measure at the same time, each on a GPU of the model that is free now; itself where fewer than two are.
+
+        The GPUs stay locked until this runner ends.
+        """
+        if model not in self._gpus:
+            is_one = not model or most < 2 or ("cuda", model) in self._measurers or len(gpus_of(model)) < 2
+            gpus = () if is_one else self._held.enter_context(free_gpus(model, most))
+            self._gpus[model] = tuple(OneGpu(self, gpu, Measurer(self._gpu_worker(gpu))) for gpu in gpus)
+            if gpus:
+                self._measurers["cuda", model] = self._gpus[model][0].measurer
+        return self._gpus[model][:most] if min(most, len(self._gpus[model])) > 1 else (self,)
 
     def _asked(self, worker: Worker, request: Request, limit_secs: float) -> Answer:
         """Return the answer to a request, to the second try where the machine may be to blame for the first.
@@ -165,14 +188,17 @@ class LocalRunner:
             self._heard(Printed(described(request), printed))
         return answer
 
-    def _measurer(self, request: Request) -> Worker:
+    def _measurer(self, request: Request) -> Measurer:
         device, model = str(request["device"]), str(request["model"])
         key = (device, model if device == "cuda" else "")
-        if key not in self._measurers:
-            gpu = self._held.enter_context(held_gpu(model, self._say))
-            # The process sees only its own GPU.
-            self._measurers[key] = self._worker({**self._all_cores, "CUDA_VISIBLE_DEVICES": gpu.uuid})
-        return self._measurers[key]
+        with self._starting:
+            if key not in self._measurers:
+                self._measurers[key] = Measurer(self._gpu_worker(self._held.enter_context(held_gpu(model, self._say))))
+            return self._measurers[key]
+
+    def _gpu_worker(self, gpu: DriverGpu) -> Worker:
+        """Return a process that sees only its own GPU."""
+        return self._worker({**self._all_cores, "CUDA_VISIBLE_DEVICES": gpu.uuid})
 
 
 def memory_bytes(limits: Limits) -> int:

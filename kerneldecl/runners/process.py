@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,11 @@ from kerneldecl.runners.failures import OUT_OF_MEMORY, is_by_machine, is_short_o
 from kerneldecl.runners.group import end_all
 
 Answer = dict[str, Any]
-_INTERRUPTED: Answer = {"failure": "interrupted"}
+Answers = Iterator[tuple[int, Answer]]
+"""Each with the position of its request, in the order in which they come."""
+INTERRUPTED = "interrupted"
+_INTERRUPTED: Answer = {"failure": INTERRUPTED}
+"""Of a worker that was stopped."""
 STDERR_TAIL_BYTES = 2000
 PRINTED_BYTES = 1 << 16
 """What is kept of what a request prints: its end."""

@@ -11,14 +11,13 @@ from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.local import in_order
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import known_of
-from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.earlier import Known
 from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.measure import measured_on
 from kerneldecl.tuning.records import Device, measured_here, write_result
 from kerneldecl.tuning.search import EARLIER, why_no_winner, winner_object
-from kerneldecl.tuning.task import BUILD_SECS, Task
+from kerneldecl.tuning.task import BUILD_SECS, Runner, Task
 
 OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")
 """Fields of a tune record that tell of the device that has measured."""
@@ -26,8 +25,11 @@ RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
 """Recorded in place of a device that is not here: others have measured on it, the candidates then were those that there are now."""
 
 
-def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -> bool:
-    """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
+def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, device: Device | None = None) -> bool:
+    """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is.
+
+    `device` is what is known of the device that has measured the winner, where that is known already.
+    """
     action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
     if winner is None:
         _make_way(session, entry)
@@ -42,7 +44,7 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -
     if outcome.policy == EARLIER and source:
         outcome = outcome._replace(policy=source.policy)
     session.workspace.check_current()
-    device = _device(session, task, winner, source)
+    device = device or device_of(session, entry, task, outcome, session.runner)
     _make_way(session, entry)
     write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
     figure = duration(winner.run_secs) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
@@ -67,13 +69,17 @@ def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[s
     return described if isinstance(described, str) else {"object": rebuilt, **described}
 
 
-def _device(session: Session, task: Task, winner: Trial, source: TuneResult | None) -> Device:
-    """Return what is known of the device that has measured the winner; nothing where none has."""
+def device_of(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, runner: Runner) -> Device:
+    """Return what is known of the device that has measured the winner, which `runner` has if that was now; nothing where none has."""
+    winner = outcome.trials[0] if outcome.policy else None
+    if winner is None:
+        return Device({}, is_here=False)
+    source = known_of(session, entry).source(winner)
     is_here = bool(winner.samples) and session.options.measure and not session.why_not_measured(task.arch)
     if source and winner.samples:
         return Device({name: source.json[name] for name in OF_THE_DEVICE if name in source.json}, is_here)
     if is_here:
-        return measured_here(measured_on(task, session.runner))
+        return measured_here(measured_on(task, runner))
     return Device(RECALLED if winner.samples else {}, is_here=False)
 
 

@@ -1,40 +1,36 @@
-"""Owns the turns in which entries are measured here: one after the other, with what is built ahead for the next.
+"""Owns the turns in which entries are measured here: one after the other on each device, with what is built ahead for the next.
 
 Knows nothing of entries that cannot be measured here.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from kerneldecl.model import SPECIALIZE
 from kerneldecl.planning.plan import EntryPlan
-from kerneldecl.stages.conclude import conclude
+from kerneldecl.runners.process import Answers
+from kerneldecl.stages.conclude import conclude, device_of
 from kerneldecl.stages.exchange import in_own_order, is_left_to_another, not_tuned_by_others, was_tuned_elsewhere
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
 from kerneldecl.tuning.events import Begun, Note
+from kerneldecl.tuning.loop import Outcome
+from kerneldecl.tuning.records import Device
 from kerneldecl.tuning.search import request_first, tune
-from kerneldecl.tuning.task import Answers, Task, batches_of
+from kerneldecl.tuning.side_by_side import by_device, measure_side_by_side
+from kerneldecl.tuning.task import Runner, Task, batches_of
 
 Prefetched = Callable[[], Answers | None]
 """Returns the answers, which may be to come, to what was requested for an entry before its turn."""
 PREFETCHED_ENTRIES = 3
-
-
-class Turn(NamedTuple):
-    """An entry whose turn has come to be tuned, and what happens beside it."""
-
-    entry: EntryPlan
-    task: Task
-    prefetched: Prefetched | None
-    next_task: Task | None
 
 
 def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> None:
@@ -54,84 +50,133 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
 
     with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
         here = in_own_order(session, [entry for entry in waiting if not is_tuned(entry)])
-        for entry in not_tuned_by_others(session, _tune_here(session, here, folder)):
-            for turn in _turns(session, [entry], folder):
-                _tune_entry(session, turn)
+        devices = ([here[place] for place in places] for places in by_device([entry.arch for entry in here]))
+        left = [entry for some in devices for entry in _tune_on_device(session, some, folder, may_leave=True)]
+        for entry in not_tuned_by_others(session, left):
+            _tune_on_device(session, [entry], folder, may_leave=False)
 
 
-def _tune_here(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[EntryPlan]:
-    """Tune what no other machine has tuned meanwhile; return what others say they are tuning."""
-    if elsewhere := batches_of(session.runner):
-        return _tune_side_by_side(session, waiting, folder, elsewhere.side_by_side)
+def _tune_on_device(session: Session, entries: Sequence[EntryPlan], folder: Path, *, may_leave: bool) -> list[EntryPlan]:
+    """Tune entries of one model of GPU, or of the CPU; return what other machines say they are tuning, if that may be left to them.
+
+    What is timed has its device for itself: where there are several GPUs of the model, each measures one entry.
+    """
     left: list[EntryPlan] = []
-    for turn in _turns(session, waiting, folder):
-        left += _unless_others(session, turn)
+    arch = entries[0].arch
+    has_several = arch.gpu or batches_of(session.runner)
+    runners = session.runner.side_by_side(arch.model, len(entries)) if has_several else (session.runner,)
+    with _ahead(session, entries, folder, len(runners)) as ahead, _concluding(session) as concluding:
+
+        def measure(place: int, following: int | None, runner: Runner) -> None:
+            entry = entries[place]
+            with concluding.one_at_a_time:
+                if session.is_over or (may_leave and was_tuned_elsewhere(session, entry)):
+                    return
+                if may_leave and is_left_to_another(session, entry):
+                    left.append(entry)
+                    return
+            session.report(Begun(entry.entry, ahead.tasks[place].lowered.computation))
+            prefetched, next_task = ahead.of(place), None if following is None else ahead.tasks[following]
+            outcome = tune(ahead.tasks[place], runner, session.workspace.store, reporter(session, entry), prefetched, next_task)
+            concluding.take(entry, ahead.tasks[place], outcome, runner)
+
+        measure_side_by_side(range(len(entries)), runners, measure, lambda text: session.report(Note(text)))
     return left
 
 
-def _unless_others(session: Session, turn: Turn) -> list[EntryPlan]:
-    """Tune an entry unless another machine has; return it where another says that it does."""
-    if was_tuned_elsewhere(session, turn.entry):
-        return []
-    if is_left_to_another(session, turn.entry):
-        return [turn.entry]
-    _tune_entry(session, turn)
-    return []
-
-
-def _tune_side_by_side(session: Session, waiting: Sequence[EntryPlan], folder: Path, count: int) -> list[EntryPlan]:
-    """Tune entries as devices elsewhere become free, so many in flight at once; return what others say they are tuning."""
-
-    def in_turn(entry: EntryPlan, task: Task) -> list[EntryPlan]:
-        return [] if session.is_over else _unless_others(session, Turn(entry, task, None, None))
-
-    lanes = ThreadPoolExecutor(count, "lane")
-    try:
-        tasks = _tasks(session, waiting, folder)
-        turns = [lanes.submit(in_turn, entry, task) for entry, task in zip(waiting, tasks, strict=True)]
-        return [entry for turn in as_completed(turns) for entry in turn.result()]
-    finally:
-        # What is in flight when a build is interrupted ends when its runner does.
-        lanes.shutdown(wait=False, cancel_futures=True)
-
-
-def _tasks(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[Task]:
-    """Return the tasks of entries, those first to be built that are first in the list."""
-    return [
-        replace(with_known(session, entry, task_of(session, entry, folder / str(index))), priority=index)
-        for index, entry in enumerate(waiting)
-    ]
-
-
-def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[Turn]:
-    """Yield one entry after the other: what is timed must have its device for itself.
+class _Ahead:
+    """The tasks of entries, and what is built for them ahead of their turns.
 
     While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
     of an entry leave cores idle. On a CPU that would disturb.
     """
-    tasks = _tasks(session, waiting, folder)
-    # One thread proposes, in the order of the entries: workers that are idle take what is requested first.
-    proposing = ThreadPoolExecutor(1, "propose")
-    prefetched: list[Prefetched | None] = []
+
+    def __init__(self, session: Session, entries: Sequence[EntryPlan], folder: Path, devices: int) -> None:
+        self.tasks: list[Task] = [
+            replace(with_known(session, entry, task_of(session, entry, folder / str(place))), priority=place)
+            for place, entry in enumerate(entries)
+        ]
+        self._runner, self._devices = session.runner, devices
+        # One thread proposes, in the order of the entries: workers that are idle take what is requested first.
+        self.proposing = ThreadPoolExecutor(1, "propose")
+        self._requested: dict[int, Future[Answers | None] | None] = {}
+        self._requesting = threading.Lock()
+
+    def of(self, place: int) -> Prefetched | None:
+        """Return what was requested for an entry whose turn has come, and have the next ones requested.
+
+        The answers are given once: nothing where the entry has lost its GPU before.
+        """
+        if not self.tasks[place].arch.gpu:
+            return None
+        with self._requesting:
+            for at in range(len(self._requested), min(len(self.tasks), place + self._devices + PREFETCHED_ENTRIES)):
+                self._requested[at] = self.proposing.submit(request_first, self.tasks[at], self._runner)
+            found, self._requested[place] = self._requested[place], None
+        return found.result if found else None
+
+
+@contextmanager
+def _ahead(session: Session, entries: Sequence[EntryPlan], folder: Path, devices: int) -> Iterator[_Ahead]:
+    ahead = _Ahead(session, entries, folder, devices)
     try:
-        for index, (entry, task) in enumerate(zip(waiting, tasks, strict=True)):
-            if session.is_over:
-                break
-            for at in range(len(prefetched), min(index + 1 + PREFETCHED_ENTRIES, len(tasks))):
-                may_build = all(each.arch.gpu for each in tasks[index : at + 1])
-                prefetched.append(proposing.submit(request_first, tasks[at], session.runner).result if may_build else None)
-            yield Turn(entry, task, prefetched[index], next(iter(tasks[index + 1 : index + 2]), None))
+        yield ahead
     finally:
         # An interrupted build stops the workers, and with them what is still being built.
-        proposing.shutdown(wait=False, cancel_futures=True)
+        ahead.proposing.shutdown(wait=False, cancel_futures=True)
 
 
-def _tune_entry(session: Session, turn: Turn) -> None:
-    entry, task, on_progress = turn.entry, turn.task, reporter(session, turn.entry)
-    session.report(Begun(entry.entry, task.lowered.computation))
-    outcome = tune(task, session.runner, session.workspace.store, on_progress, turn.prefetched, turn.next_task)
-    for failed in (t for t in outcome.trials if t.candidate.template == SPECIALIZE and t.failure):
-        session.report(Note(f"{entry.entry}: {failed.candidate} of {entry.workload.specialize}: {failed.failure}"))
-    conclude(session, entry, task, outcome)
-    if session.workspace.shared:
-        session.workspace.shared.share()
+class _Concluding:
+    """Ends entries one at a time: of a GPU's while it measures the next one; on a CPU nothing else runs meanwhile."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.one_at_a_time = threading.RLock()
+        """Held by who changes the session or exchanges with others."""
+        self.threads = ThreadPoolExecutor(1, "conclude")
+        self.waiting: list[Future[None]] = []
+        self.is_stopped = False
+
+    def take(self, entry: EntryPlan, task: Task, outcome: Outcome, runner: Runner) -> None:
+        """Keep what the device tells of the race, and have the entry ended; raise the error of an earlier one's end."""
+        device = device_of(self._session, entry, task, outcome, runner)
+        if batches_of(self._session.runner):
+            self._conclude(entry, task, outcome, device)  # of many entries in flight, each has a thread of its own
+            return
+        if not task.arch.gpu or not self._session.options.keep_going:
+            self._end(entry, task, outcome, device)
+            return
+        self.raise_errors()
+        self.waiting.append(self.threads.submit(self._end, entry, task, outcome, device))
+
+    def raise_errors(self) -> None:
+        """Raise the error of an entry that could not be ended."""
+        for future in self.waiting:
+            if future.done():
+                future.result()
+
+    def _end(self, entry: EntryPlan, task: Task, outcome: Outcome, device: Device) -> None:
+        with self.one_at_a_time:
+            self._conclude(entry, task, outcome, device)
+
+    def _conclude(self, entry: EntryPlan, task: Task, outcome: Outcome, device: Device) -> None:
+        session = self._session
+        if self.is_stopped:
+            return  # what was measured last may have been interrupted
+        for failed in (t for t in outcome.trials if t.candidate.template == SPECIALIZE and t.failure):
+            session.report(Note(f"{entry.entry}: {failed.candidate} of {entry.workload.specialize}: {failed.failure}"))
+        conclude(session, entry, task, outcome, device)
+        if session.workspace.shared:
+            session.workspace.shared.share()
+
+
+@contextmanager
+def _concluding(session: Session) -> Iterator[_Concluding]:
+    concluding = _Concluding(session)
+    try:
+        yield concluding
+        for future in concluding.waiting:
+            future.result()
+    finally:
+        concluding.is_stopped = True
+        concluding.threads.shutdown(wait=False, cancel_futures=True)

@@ -123,13 +123,15 @@ class SharedStore:
 
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
         record_key = self.near.write(kind, manifest, result, is_local=is_local)
-        self._written.append(Wanted(kind, record_key, is_local))
+        with self._lock:
+            self._written.append(Wanted(kind, record_key, is_local))
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
         wanted = Wanted(kind, record_key, is_local)
         self._absent.add(wanted)  # what is to be found out again is not fetched
-        self._written = [written for written in self._written if written != wanted]
+        with self._lock:
+            self._written = [written for written in self._written if written != wanted]
         self.near.forget(kind, record_key, is_local=is_local)
 
     def blobs_there(self) -> Callable[[str], bool]:
@@ -167,7 +169,8 @@ class SharedStore:
 
     def share(self, wanted: Iterable[Wanted] = ()) -> None:
         """Share what was written since the last call, and these, unless the cache has them; do not wait for it."""
-        written, self._written = self._written, []
+        with self._lock:
+            written, self._written = self._written, []
         if self._access.writes:
             for each in dict.fromkeys((*written, *wanted)):
                 if _is_shared(each) and each not in self._there:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kerneldecl.model import Arch, Trial
-from kerneldecl.runners.process import Answer
-from kerneldecl.tuning.task import Answers, Batches, Doing, Runner, Task, batches_of
+from kerneldecl.runners.process import Answer, Answers
+from kerneldecl.tuning.task import Batches, Doing, Runner, Task, batches_of
 
 _COUNTED = {"build": "scheduled", "verify": "verified", "sample": "measured"}
 """What is counted, by the action of a request. A candidate is sampled many times, and is one that was measured."""
@@ -19,9 +19,10 @@ _COUNTED = {"build": "scheduled", "verify": "verified", "sample": "measured"}
 class Counted:
     """Passes requests on to a runner, and keeps count."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, asked: list[tuple[str, str]] | None = None) -> None:
+        """`asked` is what another has counted so far, and counts on."""
         self._runner = runner
-        self._asked: list[tuple[str, str]] = []  # appended to by several threads
+        self._asked: list[tuple[str, str]] = [] if asked is None else asked  # appended to by several threads
 
     @property
     def counts(self) -> dict[str, int]:
@@ -47,10 +48,6 @@ class Counted:
         """What measures elsewhere; it is asked through this, which counts."""
         return self if batches_of(self._runner) else None
 
-    @property
-    def side_by_side(self) -> int:
-        return self._elsewhere.side_by_side
-
     def why_not(self, arch: Arch) -> str:
         return self._elsewhere.why_not(arch)
 
@@ -69,6 +66,9 @@ class Counted:
         found = batches_of(self._runner)
         assert found is not None, "nobody asks a runner for batches that measures itself"
         return found
+
+    def side_by_side(self, model: str, most: int) -> Sequence[Runner]:
+        return [Counted(runner, self._asked) for runner in self._runner.side_by_side(model, most)]
 
     def _note(self, request: Mapping[str, Any]) -> None:
         self._asked.append((request["action"], str(request.get("library", ""))))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from kerneldecl.errors import TuningError
 from kerneldecl.model import SPECIALIZE, Candidate, Proposal, Trial
+from kerneldecl.runners.process import Answers
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
@@ -18,7 +19,7 @@ from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, search
 from kerneldecl.tuning.measure import Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
-from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, Answers, OnProgress, Runner, Task
+from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT_FIELDS = ("code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless")

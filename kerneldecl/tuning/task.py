@@ -5,20 +5,18 @@ Knows nothing of policies, of the order of requests or of what is made of their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from kerneldecl.limits import Limits
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
-from kerneldecl.runners.process import Answer
+from kerneldecl.runners.process import Answer, Answers
 from kerneldecl.serial import to_json, trial_to_json
 from kerneldecl.store import keys
 from kerneldecl.store.results import Group, Lowered
 
-Answers = Iterator[tuple[int, Answer]]
-"""Each with the position of its request, in the order in which they come."""
 BUILD_SECS, PROPOSE_SECS = Limits().build_secs, Limits().propose_secs
 SEARCH_SECS = Limits().search_secs
 PREPARE_SECS, VERIFY_SECS = Limits().prepare_secs, Limits().verify_secs
@@ -48,17 +46,16 @@ class Runner(Protocol):
         """Return the answer of the one process that measures."""
         ...
 
+    def side_by_side(self, model: str, most: int) -> Sequence[Runner]:
+        """Return runners that share what builds, and measure at the same time, each on a GPU of the model; itself where there is one."""
+        ...
+
 
 class Batches(Protocol):
     """Measures candidates where their device is, a batch at a time: a word for each sample would take longer than the sample.
 
     A runner that measures elsewhere has one as its attribute `batches`. Entries then have their turns side by side.
     """
-
-    @property
-    def side_by_side(self) -> int:
-        """Entries that are in flight at once: more than there are devices, so that none waits for what is still compiled."""
-        ...
 
     def why_not(self, arch: Arch) -> str:
         """Return why nothing can be measured for an arch, as a sentence; empty where it can."""

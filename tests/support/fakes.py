@@ -129,6 +129,11 @@ class FakeRunner:
         assert limit_secs > 0
         return self._answer(request)
 
+    def side_by_side(self, model: str, most: int) -> Sequence[FakeRunner]:
+        assert most > 0
+        assert model is not None
+        return (self,)
+
     def _answer(self, request: Request) -> Answer:
         self.asked.append(request)
         # What a worker gets has been through JSON.
@@ -150,6 +155,9 @@ class DieRunner:
 
     def measure(self, request: Request, limit_secs: float) -> Answer:
         raise AssertionError(f"asked within {limit_secs} s: {request}")
+
+    def side_by_side(self, model: str, most: int) -> Sequence[DieRunner]:
+        raise AssertionError(f"asked for {most} of {model}")
 
 
 class FakeLinker:
@@ -316,4 +324,5 @@ _ACTIONS: Mapping[str, Callable[..., Answer]] = {
     "confirm": _verify,
     "sample": _sample,
     "measured_peaks": _measured_peaks,
+    "is_there": dict,
 }

@@ -386,6 +386,7 @@ int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal + 10; return 0; }
 int cuDeviceGetName(char *name, int size, int device) { strncpy(name, device == 10 ? "First" : "Second", size); return 0; }
 int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, device, 16); return 0; }
+int cuDeviceGetPCIBusId(char *id, int size, int device) { strncpy(id, device == 10 ? "0000:1A:00.0" : "0000:1B:00.0", size); return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 1000 * device + attribute; return 0; }
 """
 
@@ -401,6 +402,7 @@ def test_each_gpu_is_read_from_the_driver(tmp_path: Path) -> None:
     first, second = read_gpus(stub_driver(tmp_path, 0))
     assert (first.model, second.model) == ("First", "Second")
     assert second.uuid == "GPU-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"
+    assert (second.short_uuid, second.pci) == ("GPU-0b0b0b0b", "0000:1b:00.0")
     header = {"sm_count": 16, "smem_per_block_optin_bytes": 97, "l2_bytes": 38, "memory_bus_bits": 37, "compute_capability_minor": 76}
     assert {name: getattr(first, name) - 10000 for name in header} == header
     assert {name: getattr(second, name) - 11000 for name in header} == header

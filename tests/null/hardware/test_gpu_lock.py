@@ -21,7 +21,7 @@ from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu, lock_of, why_not_her
 from kerneldecl.runners import nvml
 from kerneldecl.runners.local import LocalRunner
 
-FIELDS = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid"}}
+FIELDS = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid", "pci"}}
 T4 = DriverGpu("Tesla T4", **FIELDS, uuid="GPU-0")
 H200 = DriverGpu("NVIDIA H200", **FIELDS, uuid="GPU-1")
 SECOND = dataclasses.replace(H200, uuid="GPU-2")

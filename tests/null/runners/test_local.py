@@ -166,7 +166,7 @@ def test_what_the_machine_may_have_broken_is_tried_once_more(monkeypatch: pytest
     with LocalRunner(1, 1, limits=Limits(prepare_secs=3, verify_secs=2)) as runner:
         answer = runner.measure({"action": "prepare", **on}, 60)
         runner.measure({"action": "verify", **on}, 60)
-        asked = runner._measurers["cpu", ""].asked  # type: ignore[attr-defined]  # it is a TransientWorker
+        asked = runner._measurers["cpu", ""].worker.asked  # type: ignore[attr-defined]  # it is a TransientWorker
     assert answer.get("failure", "") == failure
     assert asked == [("prepare", 3), ("prepare", 3), ("verify", 2)]
 
@@ -218,7 +218,7 @@ def test_workers_have_the_declared_memory_or_most_of_the_machines(
 ) -> None:
     monkeypatch.setattr(local, "Worker", AnsweringWorker)
     with LocalRunner(2, 1, limits=limits) as runner:
-        workers: list[HeldWorker] = [*runner._builders, *runner._measurers.values()]  # type: ignore[list-item]
+        workers: list[HeldWorker] = [*runner._builders, *(each.worker for each in runner._measurers.values())]  # type: ignore[list-item]
         assert all(worker.limits == pytest.approx(expected, rel=1e-3) for worker in workers)
 
 
@@ -227,7 +227,7 @@ def test_kernels_have_every_core_and_compilers_and_policies_one(monkeypatch: pyt
     with LocalRunner(1, 6) as runner:
         for device in ("cpu", "policy"):
             runner.measure({"action": "propose", "device": device, "model": "of no matter here"}, 60)
-        workers: list[HeldWorker] = [*runner._builders, runner._measurers["policy", ""], runner._measurers["cpu", ""]]  # type: ignore[list-item]
+        workers: list[HeldWorker] = [*runner._builders, runner._measurers["policy", ""].worker, runner._measurers["cpu", ""].worker]  # type: ignore[list-item]
         assert [worker.environment["TVM_NUM_THREADS"] for worker in workers] == ["1", "1", "6"]
         assert {Path(worker.environment["TMPDIR"]).is_dir() for worker in workers} == {True}
         assert len(runner._measurers) == 2

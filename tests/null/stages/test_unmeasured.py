@@ -18,20 +18,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.fake_gpus import FakeWorker, fake_gpu, put_nvcc
 from support.fakes import DieRunner, FakeLinker, FakeRunner
-from support.spaces import REPOSITORY, Space
+from support.spaces import Space
 
 from kerneldecl import api, flow
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.cli.summary import build_json, build_text, measured_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.hardware import gpu_lock as machine
-from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Trial
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
-from kerneldecl.stages import conclude, tune, turns
+from kerneldecl.stages import session, turns
 from kerneldecl.stages.lock import lock_of, lock_on_disk
 from kerneldecl.stages.session import Options, Session
 from kerneldecl.store.local import LocalStore
@@ -41,34 +41,9 @@ from kerneldecl.tuning import bundle, records
 from kerneldecl.tuning.events import Event, Finished, Note, Report
 from kerneldecl.tuning.search import BUILT_AT_ONCE, Built, preferred_first
 
-NVCC = """#!/bin/sh
-case "$1" in
-  --version) echo "Cuda compilation tools, release {release}, V{version}" ;;
-  --list-gpu-code) echo "sm_75 sm_80 sm_90" ;;
-esac
-"""
-
-
-@pytest.fixture
-def gpus(fakes: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
-    """Return a workspace whose one target is a GPU that no machine has, where an nvcc is the first on PATH."""
-    text = (REPOSITORY / "kerneldecl/archs/h200.toml").read_text(encoding="utf-8")
-    fakes.write({"archs/test-gpu.toml": text.replace('"NVIDIA H200"', '"Test GPU"')})
-    fakes.edit("workloads.toml", 'arch = "test-cpu"', 'arch = "test-gpu"')
-    _put_nvcc(tmp_path / "bin", "13.0.88", monkeypatch)
-    return fakes
-
-
-def _put_nvcc(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "nvcc").write_text(NVCC.format(release=version.rpartition(".")[0], version=version), encoding="ascii")
-    (folder / "nvcc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-
 
 def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stage in (tune, conclude):
-        monkeypatch.setattr(stage, "why_not_measured_here", lambda _: "")
+    monkeypatch.setattr(session, "why_not_measured_here", lambda _: "")
 
 
 class Noting(FakeRunner):
@@ -381,24 +356,10 @@ def test_as_many_workers_start_at_once_as_build_side_by_side(
     assert runner.started == started
 
 
-class FakeWorker:
-    """Answers in process what a runner with real locks asks it."""
-
-    def __init__(self, environment: Mapping[str, str], *modules: str, **limits: Any) -> None:
-        del environment, modules, limits
-        self.call = FakeRunner().measure
-
-    def start(self) -> None:
-        pass
-
-    stop = start
-
-
 @pytest.fixture
 def one_gpu(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
     """Return a workspace on a machine with its GPU, where the locks are real and what workers do is not."""
-    fields = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid"}}
-    monkeypatch.setattr(machine, "_here", lambda: (DriverGpu("Test GPU", **fields, uuid="GPU-0"),))
+    monkeypatch.setattr(machine, "_here", lambda: (fake_gpu(0),))
     monkeypatch.setattr(tempfile, "tempdir", str(gpus.root.parent))
     monkeypatch.setattr(local, "Worker", FakeWorker)
     return gpus
@@ -589,7 +550,7 @@ def test_a_frozen_lock_whose_unmeasured_entries_come_out_otherwise_is_refused(gp
 def test_a_compiler_of_another_release_stops_the_build_before_anything_runs(
     gpus: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _put_nvcc(tmp_path / "old", "12.4.131", monkeypatch)
+    put_nvcc(tmp_path / "old", "12.4.131", monkeypatch)
     with pytest.raises(ToolchainError, match=r"workloads.toml asks for cuda 13.0, but \S+/old/nvcc is of CUDA 12.4.131"):
         gpus.build(DieRunner())
 
