@@ -53,10 +53,12 @@ class Calls:
     def _awaited(
         self, calls: Sequence[Call], flying: dict[int, Future], done: queue.SimpleQueue[tuple[int, Future]]
     ) -> Iterator[tuple[int, Told]]:
+        alone_since: float | None = None
         while flying:
             try:
                 at, future = done.get(timeout=POLL_SECS)
             except queue.Empty:
+                alone_since = self._checked(alone_since)
                 for at in self._stranded(calls, flying):
                     flying[at].cancel()
                     flying[at] = self._submit(at, calls[at], done)
@@ -64,12 +66,26 @@ class Calls:
             if flying.get(at) is not future:
                 continue  # it was called elsewhere meanwhile
             told = self._told(future)
+            if told is None:
+                done.put((at, future))  # it is computed again: whoever had the result has died
+                alone_since = self._checked(alone_since)
+                continue
             if told.refused:
                 self._note_refusal(calls[at].need, told)
                 flying[at] = self._submit(at, calls[at], done)
                 continue
             del flying[at]
             yield at, told
+
+    def _checked(self, alone_since: float | None) -> float | None:
+        """Return since when there is no worker at all, None where there is one; raise ToolchainError where none comes."""
+        if workers_with(self._client, {}):
+            return None
+        since = time.monotonic() if alone_since is None else alone_since
+        if time.monotonic() - since > self._patience_secs:
+            where = self._client.scheduler.address
+            raise ToolchainError(f"{where} has had no worker for {self._patience_secs:g} s; what was finished is kept, build again")
+        return since
 
     def _submit(self, at: int, call: Call, done: queue.SimpleQueue[tuple[int, Future]]) -> Future:
         where = {"workers": self._fit(call), "allow_other_workers": False} if self._unfit.get(call.need) else {}
@@ -80,15 +96,17 @@ class Calls:
         future.add_done_callback(lambda ended: done.put((at, ended)))
         return future
 
-    def _told(self, future: Future) -> Told:
+    def _told(self, future: Future) -> Told | None:
+        """Return a call's answer; None where it is not to be had now."""
         try:
-            found: Told = future.result()
+            found: Told = future.result(timeout=POLL_SECS)
+        except TimeoutError:
+            return None
         except KilledWorker:
-            return Told("", answer={"failure": _DIED, "is_transient": True})
-        except (OSError, TimeoutError) as error:
+            found = Told("", answer={"failure": _DIED, "is_transient": True})
+        except OSError as error:
             raise ToolchainError(f"the cluster's scheduler at {self._client.scheduler.address} is gone ({error})") from None
-        finally:
-            future.release()
+        future.release()
         return found
 
     def _note_refusal(self, need: str, told: Told) -> None:

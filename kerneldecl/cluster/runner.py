@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ MOST_SIDE_BY_SIDE = 64
 _CONNECT_SECS = 20
 _URGENT = 1 << 20
 """Priority of measuring: a device that waits costs more than a compiler that does."""
+_JOIN_TRIES = 5
 _LARGE = "distributed.admin.large-graph-warning-threshold"
 
 
@@ -93,11 +95,17 @@ class ClusterRunner:
             sources = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
         there = {} if self._cluster.runners is None else {"runners": self._cluster.runners}
         plugin = Node(self._home, sources, likeness(), **there)
-        try:
-            self._client.register_plugin(plugin, name=self._build)
-        except ImportError as error:
-            raise ToolchainError(f"a worker of {address} lacks {error.name}; `pip install 'kerneldecl[cluster]'` on each") from None
         held.callback(self._leave)
+        for left in reversed(range(_JOIN_TRIES)):
+            try:
+                self._client.register_plugin(plugin, name=self._build)
+                break
+            except ImportError as error:
+                raise ToolchainError(f"a worker of {address} lacks {error.name}; `pip install 'kerneldecl[cluster]'` on each") from None
+            except OSError as error:  # a worker that died just then has none
+                if not left:
+                    raise ToolchainError(f"the workers of {address} cannot be reached: {error}") from None
+                time.sleep(1)
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, TimeoutError, RuntimeError, ValueError):  # the cluster may be gone

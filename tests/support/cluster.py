@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import random
-import signal
 import sys
 import tempfile
 import threading
@@ -19,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from distributed import Client, LocalCluster
+import psutil
+from distributed import LocalCluster
 
 from kerneldecl import flow
 from kerneldecl.cluster.node import Home
@@ -80,20 +79,29 @@ def build_on(
     return done, events
 
 
+def _alive(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [psutil.Process(pid)]
+    return []
+
+
 @contextlib.contextmanager
-def killing(cluster: LocalCluster, every_secs: float) -> Iterator[list[int]]:
-    """Kill a worker process now and then, in the midst of whatever it does; its nanny starts another."""
+def killing(cluster: LocalCluster, every_secs: float, most: int = 1000) -> Iterator[list[int]]:
+    """Kill the oldest worker process now and then, in the midst of whatever it does; its nanny starts another.
+
+    One that has just been started would take its nanny with it.
+    """
     killed: list[int] = []
     is_over = threading.Event()
 
     def kill() -> None:
-        with Client(cluster.scheduler_address, set_as_default=False) as client:
-            while not is_over.wait(every_secs):
-                pids = list(client.run(os.getpid).values())
-                if pids:
-                    killed.append(random.choice(pids))
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(killed[-1], signal.SIGKILL)
+        while len(killed) < most and not is_over.wait(every_secs):
+            pids = [nanny.process.pid for nanny in cluster.workers.values() if nanny.process and nanny.process.pid]
+            oldest = sorted((process for pid in pids for process in _alive(pid)), key=psutil.Process.create_time)
+            if len(oldest) > 1:
+                killed.append(oldest[0].pid)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    oldest[0].kill()
 
     thread = threading.Thread(target=kill)
     thread.start()

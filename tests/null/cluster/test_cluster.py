@@ -90,10 +90,12 @@ def test_workers_that_die_cost_their_requests_a_retry(tmp_path: Path, monkeypatc
     monkeypatch.setenv(SECS, "0.1")
     here, space = many(tmp_path / "here", 30), many(tmp_path / "far", 30)
     here.build()
-    with cluster_of(WORKERS) as started, killing(started, 1.0) as killed:
+    with cluster_of(WORKERS) as started, killing(started, 1.5, WORKERS - 1) as killed:
         done, _ = build_on(started, space)
-        while not killed:  # a fast machine is done before the first one dies; the next build meets it
+        deadline = time.monotonic() + 20
+        while not killed and time.monotonic() < deadline:  # a fast machine is done before the first one dies; the next build meets it
             time.sleep(0.1)
+        assert killed
         again = many(tmp_path / "again", 30)
         done_again, _ = build_on(started, again)
     assert not done.failures
