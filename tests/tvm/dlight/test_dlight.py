@@ -249,8 +249,10 @@ def test_tags_of_a_gemm_and_of_other_functions() -> None:
 
 def test_tags_need_a_compute_capability_alone() -> None:
     assert get_tensorized_func_and_tags(matmul(256, 256, 256), "cuda -arch=sm_90")[1]
-    assert get_tensorized_func_and_tags(matmul(256, 256, 256), "cuda -arch=sm_75")[1] is None
-    assert "older than mma.sync" in why_no_tensor_cores(matmul(256, 256, 256), "cuda -arch=sm_75")
+    assert get_tensorized_func_and_tags(matmul(256, 256, 256), "cuda -arch=sm_75")[1] == {"tensorcore_config": [0, 1], "use_async_copy": 0}
+    bfloat16 = matmul(256, 256, 256, dtype="bfloat16")
+    assert get_tensorized_func_and_tags(bfloat16, "cuda -arch=sm_75")[1] is None
+    assert "no mma.sync of bfloat16" in why_no_tensor_cores(bfloat16, "cuda -arch=sm_75")
 
 
 def test_a_batch_beyond_the_grid_is_refused() -> None:
