@@ -21,7 +21,6 @@ class _Generation:
     tensor: Mapping[str, int]
     l2_slice_bytes: int
     """Bytes of L2 per slice; a slice transfers 64 bytes per clock."""
-    cuda_max: str = ""
 
 
 def _simt(float16: int, float32: int, float64: int, int32: int, bfloat16: int = 0) -> dict[str, int]:
@@ -48,10 +47,9 @@ def _tensor(float16: int, *, float8: bool = False, **others: int) -> dict[str, i
 
 
 # CUDA-core rates: CUDA C++ Programming Guide, throughput of native arithmetic instructions. Tensor-core rates: NVIDIA's
-# whitepapers of Volta, Turing, A100, GA102, Ada, H100 and RTX Blackwell, briefs of Jetson Orin and HGX B200. Toolkits: release notes.
-# Slices of L2: V100 and A100 from NVIDIA's bytes per clock, the others from their memory controllers.
+# whitepapers of Turing, A100, GA102, Ada, H100 and RTX Blackwell, briefs of Jetson Orin and HGX B200. Toolkits: release notes.
+# Slices of L2: A100 from NVIDIA's bytes per clock, the others from their memory controllers.
 _GENERATIONS: Mapping[tuple[int, int], _Generation] = {
-    (7, 0): _Generation("9.0", _simt(256, 128, 64, 128), {"float16": 1024}, 192 << 10, cuda_max="12.9"),
     (7, 5): _Generation("10.0", _simt(256, 128, 4, 128), {"float16": 1024, **_integers(2048)}, 256 << 10),
     (8, 0): _Generation("11.0", _simt(512, 128, 64, 128, 256), _tensor(2048, float64=128), 512 << 10),
     (8, 6): _Generation("11.1", _simt(256, 256, 4, 128, 256), _tensor(1024), 256 << 10),
@@ -83,7 +81,6 @@ def _lines(gpu: DriverGpu) -> Iterator[str]:
     yield 'kind = "cuda"'
     yield f"model = {json.dumps(gpu.model, ensure_ascii=False)}"
     yield f'cuda_min = "{generation.cuda_min}"'
-    yield from [f'cuda_max = "{generation.cuda_max}"'] * bool(generation.cuda_max)
     yield from _target_lines(gpu)
     yield from _limit_lines(gpu)
     yield from _speed_lines(gpu, capability, generation)
