@@ -261,7 +261,9 @@ def _suspect_text(json: Json) -> list[str]:
         lines.append(f"suspect: {json['suspect']}; `kerneldecl build --reverify` times the best again")
     for each in json["before"]:
         device = each.get("provenance")
-        said = ", ".join(str(device[name]) for name in ("driver", "clocks", "date") if name in device) if isinstance(device, Mapping) else ""
+        said = (
+            ", ".join(str(device[name]) for name in ("driver", "clocks", "date") if name in device) if isinstance(device, Mapping) else ""
+        )
         secs = each.get("run_secs")
         lines.append(f"timed before: {duration(secs) if isinstance(secs, float) else 'unknown'} ({said})")
     return lines
