@@ -30,6 +30,8 @@ FIGURES = (
     ("small_cube", "float16, 1024 cubed: slowest, of cuBLAS", 1.00, SLOWEST),
     ("float8", "float8: geometric mean, of cuBLAS", 1.10, MEAN),
     ("int8", "int8: geometric mean, of cuBLAS", 1.40, MEAN),
+    ("int8_layouts", "int8 with an operand that is not contiguous along k: geometric mean, of cuBLAS", 1.00, MEAN),
+    ("float64", "float64: geometric mean, of cuBLAS", 1.00, MEAN),
     ("tfloat32", "TF32 inputs: geometric mean, of cuBLAS", 1.00, MEAN),
     ("float16_accum", "float16 accumulators: geometric mean, of cuBLAS", 1.00, MEAN),
     ("narrow", "512-64-512 to 512-16-512: slowest, of cuBLAS", 1.20, SLOWEST),

@@ -91,11 +91,13 @@ def run_build(
 ) -> Session:
     """Build the entries that the patterns select, all if there are none, and note the result for the next null build.
 
-    Entries that are to be tuned again (`options.retuned`) are built in any case.
+    Entries that are to be tuned again (`options.retuned`) are built in any case; of those whose best are to be timed again
+    (`options.reverified`), the selected ones.
     """
     if patterns:
         chosen = select(workspace.declaration.workloads, patterns)
-        options = dataclasses.replace(options, selected=options.retuned.union(workload.entry for workload in chosen))
+        wanted = {workload.entry for workload in chosen}
+        options = dataclasses.replace(options, selected=options.retuned | wanted, reverified=options.reverified & wanted)
     remove_parts(workspace.root, {workspace.cache.name})
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))

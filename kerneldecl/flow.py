@@ -59,7 +59,7 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
         first_plan=first,
         shows_ranked=shows_ranked,
     )
-    if is_again or options.retuned:
+    if is_again or options.retuned or options.reverified:
         session.replan()
         session.first_plan = session.plan
     exchange(session)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.analysis.tensor_cores import FRAGMENT, accumulators, first_capability
+from kerneldecl.analysis.tensor_cores import FRAGMENT, accumulators, shape_of
 from kerneldecl.model import Access, Block, Gpu, IterSpace, dtype_bytes
 
 Terms = tuple[tuple[int, int], ...]
@@ -78,17 +78,14 @@ def why_no_tensor_cores(gemm: Contraction, gpu: Gpu) -> str:
     """Return why mma.sync does not take a GEMM, as a sentence; empty where it does."""
     _, m, n, k = gemm.extents
     dtype, other = gemm.a.dtype, gemm.b.dtype
-    is_transposed = dtype_bytes(dtype) == 1 and gemm.layout != "nt"
+    has_shape = shape_of("mma.sync", dtype, gpu.compute_capability) is not None
+    capability = "{}.{}".format(*gpu.compute_capability)
     reasons = (
         (not gemm.is_plain, NOT_MULTIPLY_ACCUMULATE),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
         (gemm.accum_dtype not in accumulators("mma.sync", dtype), f"there is no mma.sync of {dtype} with {gemm.accum_dtype} accumulators"),
-        (
-            gpu.compute_capability < first_capability("mma.sync"),
-            "its GPU is older than mma.sync m16n8k16 and cp.async, which came with compute capability 8.0",
-        ),
+        (not has_shape or not gpu.ldmatrix, f"compute capability {capability} has no mma.sync of {dtype} with ldmatrix"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
-        (is_transposed, f"its layout is {gemm.layout}: ldmatrix cannot transpose 8-bit elements, so k must be last in both operands"),
         (min(m, n) == 1, IS_GEMV),
         (max(m, n) < FRAGMENT // 2, f"it has {m} rows and {n} columns; tensor cores multiply {FRAGMENT} x {FRAGMENT} at least"),
         (k < FRAGMENT, f"k is {k}; tensor cores take {FRAGMENT} at once"),

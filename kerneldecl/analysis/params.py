@@ -15,6 +15,8 @@ SIMT_WARP_ROWS, SIMT_WARP_COLUMNS = 4, 8
 """Lanes of a warp along the rows and the columns of a tile on CUDA cores; in a convolution, along pixels and channels."""
 PERMUTED_ROWS = (32, 64, 128, 256)
 """Lengths, in 16-bit elements, of the rows in shared memory that are permuted against bank conflicts; other rows are padded."""
+ROW_MULTIPLE = 32
+"""Elements that padded rows in shared memory are a multiple of, apart from `row_padding`."""
 CONV_TC_MAX_K_TILES = 16
 """K-tiles of 16 elements of `ConvTcParams`'s template at most: it unrolls all of them."""
 I4_STEP, I4_STEP_BYTES = 1024, 512
@@ -23,6 +25,14 @@ I4_ROWS = (2, 4, 8)
 """Rows whose weights a warp copies and multiplies together."""
 I4_GROUPS = (128, 256, 512, 1024)
 """4-bit weights that share a scale: at least as many as the four lanes hold whose weights a tensor core accumulates."""
+
+
+def row_padding(item_bytes: int) -> int:
+    """Return the elements that pad a row of a tile in shared memory: 16 bytes for ldmatrix, which reads so much of each of eight rows.
+
+    Elements of 8 bytes are read one by one, four neighbours in each of four rows at once.
+    """
+    return (32 if item_bytes == 8 else 16) // item_bytes
 
 
 class GemmTcParams(NamedTuple):

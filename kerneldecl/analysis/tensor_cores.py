@@ -20,12 +20,16 @@ PTX_TYPES = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
     "int8": "s8",
+    "uint8": "u8",
+    "float64": "f64",
     "float32": "f32",
     "int32": "s32",
 }
 """Names of operand and accumulator types in PTX instructions (PTX ISA, "Fundamental Types" and "Alternate Floating-Point Data Formats")."""
+INTEGERS = frozenset({"int8", "uint8"})
 K_BYTES = 32
-"""Bytes of each operand row that one instruction multiplies, whatever the dtype: k16 of 16 bits, k32 of 8 bits, k8 of TF32."""
+"""Bytes of each operand row that are multiplied together, whatever the dtype: k16 of 16 bits, k32 of 8 bits, k8 of TF32, k4 of float64.
+One instruction takes them; on compute capability 7.5 two take half each."""
 FRAGMENT = 16
 """Rows and columns of a warp's smallest tile of results: two mma.sync m16n8 side by side."""
 
@@ -40,7 +44,7 @@ class TensorCoreShape:
     accum_dtypes: tuple[str, ...]
     """Data types of accumulators, the usual one first."""
     tile: tuple[int, int, int]
-    """Multiples of m, n and k in which operands are multiplied."""
+    """Multiples of m, n and k in which operands are multiplied; for mma.sync the instruction's own shape."""
     n_choices: tuple[int, ...]
     """Columns that one instruction multiplies."""
     first_capability: tuple[int, int]
@@ -50,23 +54,33 @@ class TensorCoreShape:
 
     def __post_init__(self) -> None:
         m, n, k = self.tile
-        assert k * dtype_bytes(self.dtype) == K_BYTES, f"{self}: k"
+        assert k * dtype_bytes(self.dtype) in ((K_BYTES,) if self.unit == "wgmma" else (K_BYTES // 2, K_BYTES)), f"{self}: k"
         assert self.n_choices == tuple(sorted(set(self.n_choices))), f"{self}: n_choices are sorted, each once"
         assert all(columns % n == 0 for columns in self.n_choices), f"{self}: n_choices are multiples of n"
-        assert m == (64 if self.unit == "wgmma" else 16), f"{self}: m"
+        assert m in ((64,) if self.unit == "wgmma" else (8, 16)), f"{self}: m"
         assert self.accum_dtypes, f"{self}: accum_dtypes"
-        assert all((dtype == "int32") == (self.dtype == "int8") for dtype in self.accum_dtypes), f"{self}: integers accumulate in integers"
+        assert all((dtype == "int32") == (self.dtype in INTEGERS) for dtype in self.accum_dtypes), (
+            f"{self}: integers accumulate in integers"
+        )
         assert {self.dtype, *self.accum_dtypes} <= PTX_TYPES.keys(), f"{self}: PTX_TYPES"
-        assert self.needs_contiguous_k or dtype_bytes(self.dtype) == 2, f"{self}: only 16-bit elements can be transposed on the way"
+        is_transposable = self.unit == "mma.sync" or dtype_bytes(self.dtype) == 2
+        assert self.needs_contiguous_k or is_transposable, f"{self}: wgmma transposes 16-bit elements alone"
+
+    @property
+    def name(self) -> str:
+        """Return PTX's name for the shape of one mma.sync, such as m16n8k16."""
+        return "m{}n{}k{}".format(*self.tile)
 
 
-def _mma_sync(dtype: str, *accum_dtypes: str) -> TensorCoreShape:
-    """Return the row of mma.sync.m16n8 with 32 bytes of k.
+def _mma_sync(tile: tuple[int, int, int], first_capability: tuple[int, int], dtype: str, *accum_dtypes: str) -> TensorCoreShape:
+    """Return the row of an mma.sync.
 
-    PTX ISA, "Multiply-and-Accumulate Instruction: mma": .m16n8k16 for .f16 and .bf16, .m16n8k32 for .s8, all with sm_80. ldmatrix ("Warp
-    Level Matrix Load Instruction: ldmatrix") transposes 16-bit elements alone in shape .m8n8, so 8-bit operands need k contiguous.
+    PTX ISA, "Multiply-and-Accumulate Instruction: mma", target ISA notes: .m16n8k16 for .f16 and .bf16, .m16n8k32 for .s8 and .u8 and
+    .m8n8k4 for .f64 with sm_80, .m16n8k32 for .e4m3 and .e5m2 with sm_89, .m16n8k8 for .f16 and .m8n8k16 for .s8 and .u8 with sm_75.
+    No layout is refused: ldmatrix ("Warp Level Matrix Load Instruction: ldmatrix") transposes 16-bit elements, hence also 8-bit elements
+    in pairs, which lanes take apart; elements of 64 bits are loaded one by one.
     """
-    return _row("mma.sync", (dtype, *accum_dtypes), 16, (8,), (8, 0))
+    return TensorCoreShape("mma.sync", dtype, accum_dtypes, tile, (tile[1],), first_capability, needs_contiguous_k=False)
 
 
 def _wgmma(dtype: str, *accum_dtypes: str, n_choices: tuple[int, ...] = tuple(range(8, 257, 8))) -> TensorCoreShape:
@@ -76,30 +90,24 @@ def _wgmma(dtype: str, *accum_dtypes: str, n_choices: tuple[int, ...] = tuple(ra
     Multiply-and-Accumulate Instruction: wgmma.mma_async": sm_90a; imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone. PTX has
     float16 accumulators for float8 as well; no template uses them.
     """
-    return _row("wgmma", (dtype, *accum_dtypes), 64, n_choices, (9, 0))
-
-
-def _row(unit: Unit, dtypes: tuple[str, ...], m: int, n_choices: tuple[int, ...], first_capability: tuple[int, int]) -> TensorCoreShape:
-    """Return the row of an instruction with 32 bytes of k; `dtypes` are that of the operands and those of accumulators."""
-    dtype, *accum_dtypes = dtypes
     item_bytes = dtype_bytes(dtype)
-    return TensorCoreShape(
-        unit=unit,
-        dtype=dtype,
-        accum_dtypes=tuple(accum_dtypes),
-        tile=(m, 8, K_BYTES // item_bytes),
-        n_choices=n_choices,
-        first_capability=first_capability,
-        needs_contiguous_k=item_bytes != 2,
-    )
+    tile = (64, 8, K_BYTES // item_bytes)
+    return TensorCoreShape("wgmma", dtype, accum_dtypes, tile, n_choices, (9, 0), needs_contiguous_k=item_bytes != 2)
 
 
 WGMMA_INT8_N = (8, 16, 24, *range(32, 225, 16))
 """Columns of wgmma on int8 that TVM 0.27 knows; PTX has 240 and 256 as well."""
 TABLE = (
-    _mma_sync("float16", "float32", "float16"),
-    _mma_sync("bfloat16", "float32"),
-    _mma_sync("int8", "int32"),
+    _mma_sync((16, 8, 16), (8, 0), "float16", "float32", "float16"),
+    _mma_sync((16, 8, 16), (8, 0), "bfloat16", "float32"),
+    _mma_sync((16, 8, 32), (8, 0), "int8", "int32"),
+    _mma_sync((16, 8, 32), (8, 0), "uint8", "int32"),
+    _mma_sync((16, 8, 32), (8, 9), "float8_e4m3fn", "float32"),
+    _mma_sync((16, 8, 32), (8, 9), "float8_e5m2", "float32"),
+    _mma_sync((8, 8, 4), (8, 0), "float64", "float64"),
+    _mma_sync((16, 8, 8), (7, 5), "float16", "float32", "float16"),
+    _mma_sync((8, 8, 16), (7, 5), "int8", "int32"),
+    _mma_sync((8, 8, 16), (7, 5), "uint8", "int32"),
     _wgmma("float16", "float32", "float16"),
     _wgmma("bfloat16", "float32"),
     _wgmma("float8_e4m3fn", "float32"),
@@ -107,27 +115,29 @@ TABLE = (
     _wgmma("int8", "int32", n_choices=WGMMA_INT8_N),
     _wgmma("tfloat32", "float32"),
 )
+"""All shapes; of one unit and dtype, those of newer GPUs come first."""
 
 
 def _check(table: tuple[TensorCoreShape, ...]) -> None:
-    pairs = [(shape.unit, shape.dtype) for shape in table]
-    assert len(pairs) == len(set(pairs)), "one row for each unit and dtype"
-    for unit in ("mma.sync", "wgmma"):
-        shapes = [shape for shape in table if shape.unit == unit]
-        assert len({shape.first_capability for shape in shapes}) == 1, f"{unit}: one first compute capability"
+    rows = [(shape.unit, shape.dtype, shape.first_capability) for shape in table]
+    assert len(rows) == len(set(rows)), "one row for each unit, dtype and compute capability"
+    for unit, dtype, _ in rows:
+        capabilities = [row[2] for row in rows if row[:2] == (unit, dtype)]
+        assert capabilities == sorted(capabilities, reverse=True), f"{unit} of {dtype}: newer shapes come first"
 
 
 _check(TABLE)
 
 
-def shape_of(unit: Unit, dtype: str) -> TensorCoreShape | None:
-    """Return the row of a unit for operands of a dtype, None where it does not take them."""
-    return next((shape for shape in TABLE if (shape.unit, shape.dtype) == (unit, dtype)), None)
+def shape_of(unit: Unit, dtype: str, capability: tuple[int, int] | None = None) -> TensorCoreShape | None:
+    """Return the newest row of a unit for operands of a dtype on GPUs of a compute capability, or on any; None where there is none."""
+    of_dtype = (shape for shape in TABLE if (shape.unit, shape.dtype) == (unit, dtype))
+    return next((shape for shape in of_dtype if capability is None or shape.first_capability <= capability), None)
 
 
 def operand_dtypes(unit: Unit) -> tuple[str, ...]:
     """Return the dtypes of operands that a unit takes."""
-    return tuple(shape.dtype for shape in TABLE if shape.unit == unit)
+    return tuple(dict.fromkeys(shape.dtype for shape in TABLE if shape.unit == unit))
 
 
 def accumulators(unit: Unit, dtype: str) -> tuple[str, ...]:
@@ -137,7 +147,10 @@ def accumulators(unit: Unit, dtype: str) -> tuple[str, ...]:
 
 
 def first_capability(unit: Unit) -> tuple[int, int]:
-    """Return the compute capability that brought a unit. Kernels with wgmma run on this major version alone (sm_90a)."""
+    """Return the compute capability that brought a unit's float16 with K_BYTES of k, which kernels need that issue it themselves.
+
+    Kernels with wgmma run on this major version alone (sm_90a).
+    """
     return next(shape.first_capability for shape in TABLE if shape.unit == unit)
 
 

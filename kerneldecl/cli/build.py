@@ -18,7 +18,10 @@ from kerneldecl.errors import ExitCode
 if TYPE_CHECKING:
     from kerneldecl.planning.workspace import Workspace
 
-_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "events", "scheduler", "as_json")
+_BUILD_FLAGS = (
+    *("policy", "retune", "reverify", "locked", "no_measure", "require_measured"),
+    *("cache", "events", "scheduler", "as_json"),
+)
 """Options with which a build is never cut short by the quick plan."""
 
 
@@ -29,6 +32,7 @@ _BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", 
 @click.option("--policy", metavar="POLICY", help="Tune by this policy, or by several: a value of `policy` as workloads.toml has it.")
 @click.option("--require-all", is_flag=True, help="Link no artifact that would lack a failed entry.")
 @click.option("--retune", multiple=True, metavar="PATTERN", help="Tune these entries again, whatever is known of them. Repeatable.")
+@click.option("--reverify", is_flag=True, help="Time the best three again where this GPU's driver or clocks are not those of the record.")
 @click.option("--locked", is_flag=True, help="Exit with 3 if workloads.lock would change.")
 @click.option("--no-measure", is_flag=True, help="Write what a GPU must measure into a bundle, for `kerneldecl measure`.")
 @click.option("--require-measured", is_flag=True, help="Fail what cannot be measured here, instead of linking what is expected best.")
@@ -64,11 +68,13 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.cli import summary
     from kerneldecl.cli.event_log import logged
     from kerneldecl.cli.progress import display
-    from kerneldecl.stages.session import Options
+    from kerneldecl.stages.session import Options, make_plan
+    from kerneldecl.stages.suspect import suspects
 
-    if options["retune"] and (options["locked"] or options["no_measure"]):
+    again = "--retune" if options["retune"] else "--reverify" if options["reverify"] else ""
+    if again and (options["locked"] or options["no_measure"]):
         other = "--locked, which forbids that workloads.lock changes" if options["locked"] else "--no-measure"
-        raise click.UsageError(f"--retune measures again, which goes with neither --locked nor --no-measure: leave out {other}")
+        raise click.UsageError(f"{again} measures again, which goes with neither --locked nor --no-measure: leave out {other}")
     if options["no_measure"] and options["require_measured"]:
         raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
     asked = Options(
@@ -86,6 +92,8 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
+        if options["reverify"]:
+            asked = replace(asked, reverified=suspects(make_plan(workspace).entries) - asked.retuned)
         with (
             display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as shown,
             logged(shown, workspace.cache, options["events"]) as report,

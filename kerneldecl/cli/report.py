@@ -18,6 +18,7 @@ from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.stages.suspect import why_suspect
 from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
 SCHEMA = 1
@@ -149,6 +150,8 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
         "flops": lowered.json["flops"],
         "least_bytes": lowered.json["least_bytes"],
         "provenance": tuned.provenance,
+        "suspect": why_suspect(entry),
+        "before": list(tuned.before),
         "candidates": [_candidate_json(trial, roofline, chosen_by) for trial in tuned.trials],
     }
 
@@ -245,9 +248,25 @@ def _candidates_text(json: Json, width: int) -> list[str]:
         lines.append(f"the winner was not timed {' or '.join(missing)}: its record is older; --retune {json['entry']} times it")
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
+    lines += _suspect_text(json)
     if json["measured"]:
         lines.append(f"{json['measured']} candidates measured: the best of them is linked, and stays until the others are measured")
     return lines + [line for c in failed for line in wrapped(f"  failed  {c['candidate']}  {c['verdict']}", width)]
+
+
+def _suspect_text(json: Json) -> list[str]:
+    """Return in what the GPU here differs from the one that timed the candidates, and the times that others took before."""
+    lines = []
+    if json["suspect"]:
+        lines.append(f"suspect: {json['suspect']}; `kerneldecl build --reverify` times the best again")
+    for each in json["before"]:
+        device = each.get("provenance")
+        said = (
+            ", ".join(str(device[name]) for name in ("driver", "clocks", "date") if name in device) if isinstance(device, Mapping) else ""
+        )
+        secs = each.get("run_secs")
+        lines.append(f"timed before: {duration(secs) if isinstance(secs, float) else 'unknown'} ({said})")
+    return lines
 
 
 def _with_candidates(head: Sequence[str], rows: Sequence[tuple[str, ...]], candidates: Sequence[Json], width: int) -> list[str]:

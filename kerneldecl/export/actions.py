@@ -11,7 +11,7 @@ from typing import Any
 
 from kerneldecl.compiler import actions, cpu
 from kerneldecl.compiler.cuda import CudaProgram, cuda_program
-from kerneldecl.export.argument import arguments_of
+from kerneldecl.export.argument import Function, arguments_of
 from kerneldecl.export.cpu_header import CpuKernel, cpu_header
 from kerneldecl.export.cuda_header import CudaKernel, cuda_header
 from kerneldecl.export.host_calls import host_calls
@@ -47,10 +47,7 @@ def _on_cpu(scheduled: Any, arch: Arch, asked: Json) -> str:
         return assembly
     return cpu_header(
         CpuKernel(
-            name=asked["name"],
-            about=tuple(asked["about"]),
-            figures=asked["figures"],
-            arguments=arguments_of(asked["signature"]),
+            function=_function(asked),
             assembly=assembly,
             symbol=symbol,
             processor=str(dict(arch.tvm_target).get("mcpu", "x86-64")),
@@ -58,14 +55,15 @@ def _on_cpu(scheduled: Any, arch: Arch, asked: Json) -> str:
     )
 
 
+def _function(asked: Json) -> Function:
+    return Function(asked["name"], tuple(asked["about"]), asked["figures"], arguments_of(asked["signature"]))
+
+
 def _kernel(program: CudaProgram, asked: Json) -> CudaKernel:
-    arguments = arguments_of(asked["signature"])
-    host = host_calls(program.host, [each.name for each in arguments])
+    function = _function(asked)
+    host = host_calls(program.host, [each.name for each in function.arguments])
     return CudaKernel(
-        name=asked["name"],
-        about=tuple(asked["about"]),
-        figures=asked["figures"],
-        arguments=arguments,
+        function=function,
         source=program.source,
         arch=program.arch,
         flags=program.flags,

@@ -1,4 +1,4 @@
-"""Owns the arguments of exported functions: inputs, then outputs, as the rule has them.
+"""Owns what headers of every language say of their function: its name, where it is from, its figures and arguments.
 
 Knows nothing of languages' types.
 """
@@ -6,6 +6,7 @@ Knows nothing of languages' types.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 _TAKEN = """
@@ -23,6 +24,28 @@ class Argument(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     is_output: bool
+
+
+@dataclass(frozen=True)
+class Function:
+    """An exported function."""
+
+    name: str
+    about: tuple[str, ...]
+    """Lines of comment on where the kernel is from."""
+    figures: Mapping[str, float]
+    """Constants of the header, by name: the work of a call, and its recorded seconds."""
+    arguments: tuple[Argument, ...]
+    """Inputs, then outputs, as the rule has them."""
+
+    def head(self, compiled: Sequence[str], call: str, notes: Sequence[str]) -> list[str]:
+        """Return the comment at a header's top; `compiled` says how, `call` is the function up to its arguments."""
+        arguments = ", ".join(each.name for each in self.arguments)
+        lines = [*self.about, "", *compiled, "", f"{call}{arguments})", *shapes_of(self.arguments), *notes]
+        return [f"// {line}".rstrip() for line in lines]
+
+    def constants(self) -> list[str]:
+        return [f"constexpr double {name} = {value!r};" for name, value in self.figures.items()]
 
 
 def arguments_of(signature: Mapping[str, Any]) -> tuple[Argument, ...]:

@@ -11,10 +11,10 @@ each file that includes the header.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerneldecl.export.argument import Argument, shapes_of
+from kerneldecl.export.argument import Function
 from kerneldecl.model import dtype_bytes
 
 _SECTION = re.compile(r"^\t\.(section|text|data|bss)\b")
@@ -51,13 +51,7 @@ _DLTENSOR = 7
 class CpuKernel:
     """What a header is made of."""
 
-    name: str
-    """Of the function."""
-    about: tuple[str, ...]
-    """Lines of comment on where the kernel is from."""
-    figures: Mapping[str, float]
-    """Constants of the header, by name."""
-    arguments: tuple[Argument, ...]
+    function: Function
     assembly: str
     symbol: str
     """Of the kernel, under which TVM's convention of calls has it as __tvm_ffi_<symbol>."""
@@ -69,18 +63,18 @@ def cpu_header(kernel: CpuKernel) -> str:
     """Return the header's text; raise ValueError where the kernel needs more of TVM's runtime than the header provides."""
     if missing := sorted(set(_RUNTIME.findall(kernel.assembly)) - _PROVIDED):
         raise ValueError(f"the kernel calls {', '.join(missing)} of TVM's runtime, which headers do not provide")
-    prefix = f"kerneldecl_{kernel.name}"
+    prefix = f"kerneldecl_{kernel.function.name}"
     code = [*_local(kernel.assembly, prefix), *_absent(kernel.assembly, prefix)]
     lines = [
-        *(f"// {line}".rstrip() for line in _head(kernel)),
+        *_head(kernel),
         "#pragma once",
         "#if !defined(__x86_64__)",
-        f'#error "{kernel.name} is for x86-64"',
+        f'#error "{kernel.function.name} is for x86-64"',
         "#endif",
         *(f"#include <{name}>" for name in _STANDARD),
         "",
         *_RUNTIME_SOURCE.replace("PREFIX", prefix).splitlines(),
-        *(f"constexpr double {name} = {value!r};" for name, value in kernel.figures.items()),
+        *kernel.function.constants(),
         f"}}  // namespace {prefix}",
         "",
         'asm(R"ASSEMBLY(',
@@ -113,24 +107,23 @@ def _absent(assembly: str, prefix: str) -> Iterator[str]:
             yield from ("\t.bss", "\t.p2align 3", f"{prefix}_{name}:", "\t.quad 0")
 
 
-def _head(kernel: CpuKernel) -> Iterator[str]:
-    yield from kernel.about
-    yield ""
-    yield "compile with: g++ -O2 -std=c++17 -pthread"
-    yield f"The CPU must have what LLVM calls {kernel.processor}."
-    yield ""
-    yield f"int {kernel.name}({', '.join(each.name for each in kernel.arguments)})"
-    yield from shapes_of(kernel.arguments)
-    yield "Arrays are row-major. Floats of 8 and 16 bits are given by their bits. Returns 0, or -1 where an array is a null pointer or"
-    yield "memory is short."
+def _head(kernel: CpuKernel) -> list[str]:
+    compiled = ["compile with: g++ -O2 -std=c++17 -pthread", f"The CPU must have what LLVM calls {kernel.processor}."]
+    notes = [
+        "Arrays are row-major. Floats of 8 and 16 bits are given by their bits. Returns 0, or -1 where an array is a null pointer or",
+        "memory is short.",
+    ]
+    return kernel.function.head(compiled, f"int {kernel.function.name}(", notes)
 
 
 def _function(kernel: CpuKernel, prefix: str) -> Iterator[str]:
-    declared = ", ".join(f"{'' if each.is_output else 'const '}{_TYPES.get(each.dtype, 'void')}* {each.name}" for each in kernel.arguments)
-    yield f"static inline int {kernel.name}({declared}) {{"
+    declared = ", ".join(
+        f"{'' if each.is_output else 'const '}{_TYPES.get(each.dtype, 'void')}* {each.name}" for each in kernel.function.arguments
+    )
+    yield f"static inline int {kernel.function.name}({declared}) {{"
     yield f"  namespace own = {prefix};"
     held, values = [], []
-    for at, each in enumerate(kernel.arguments):
+    for at, each in enumerate(kernel.function.arguments):
         code = next(code for name, code in _KINDS if each.dtype.startswith(name))
         extents = ", ".join(map(str, each.shape or (1,)))
         yield f"  static std::int64_t shape{at}[] = {{{extents}}};"
@@ -143,7 +136,7 @@ def _function(kernel: CpuKernel, prefix: str) -> Iterator[str]:
     yield f"  const own::value arguments[] = {{{', '.join(values)}}};"
     yield "  own::value result = {};"
     yield "  own::provide();"
-    yield f"  return own::{prefix}___tvm_ffi_{kernel.symbol}(nullptr, arguments, {len(kernel.arguments)}, &result);"
+    yield f"  return own::{prefix}___tvm_ffi_{kernel.symbol}(nullptr, arguments, {len(kernel.function.arguments)}, &result);"
     yield "}"
 
 

@@ -10,10 +10,10 @@ their parameters by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.export.argument import Argument, shapes_of
+from kerneldecl.export.argument import Argument, Function
 from kerneldecl.export.host_calls import HostCalls, KernelCall, TensorMap
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"][^>\"]+[>\"]).*\n", re.MULTILINE)
@@ -109,13 +109,7 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 class CudaKernel:
     """What a header is made of."""
 
-    name: str
-    """Of the function."""
-    about: tuple[str, ...]
-    """Lines of comment on where the kernel is from."""
-    figures: Mapping[str, float]
-    """Constants of the header, by name: the work of a call, and its recorded seconds."""
-    arguments: tuple[Argument, ...]
+    function: Function
     source: str
     """Device code."""
     arch: str
@@ -142,14 +136,14 @@ def cuda_header(kernel: CudaKernel) -> str:
     macros = list(dict.fromkeys(_MACRO.findall(device)))
     functions, kernels = _halves(_INCLUDE.sub("", device))
     lines = [
-        *(f"// {line}".rstrip() for line in _head(kernel)),
+        *_head(kernel),
         "#pragma once",
         *(f"#include {name}" for name in includes),
         "",
         *(f'#pragma push_macro("{name}")\n#undef {name}' for name in macros),
         "#pragma nv_diagnostic push",
         f"#pragma nv_diag_suppress {', '.join(_GENERATED)}",
-        f"namespace kerneldecl_{kernel.name} {{",
+        f"namespace kerneldecl_{kernel.function.name} {{",
         "namespace {",
         "// Overloads for 16-bit floats follow; they must not hide CUDA's own.",
         "using ::max;",
@@ -163,8 +157,8 @@ def cuda_header(kernel: CudaKernel) -> str:
         "",
         kernels,
         "",
-        *(f"constexpr double {name} = {value!r};" for name, value in kernel.figures.items()),
-        f"}}  // namespace kerneldecl_{kernel.name}",
+        *kernel.function.constants(),
+        f"}}  // namespace kerneldecl_{kernel.function.name}",
         "#pragma nv_diagnostic pop",
         *(f'#pragma pop_macro("{name}")' for name in macros),
         "",
@@ -181,26 +175,23 @@ def _halves(device: str) -> tuple[str, str]:
 
 
 def _type_headers(kernel: CudaKernel) -> Iterator[str]:
-    yield from (f"<{_TYPES[each.dtype][1]}>" for each in kernel.arguments if each.dtype in _TYPES and _TYPES[each.dtype][1])
+    yield from (f"<{_TYPES[each.dtype][1]}>" for each in kernel.function.arguments if each.dtype in _TYPES and _TYPES[each.dtype][1])
 
 
-def _head(kernel: CudaKernel) -> Iterator[str]:
-    yield from kernel.about
-    yield ""
-    yield f"compile with: nvcc {compile_flags(kernel)}"
-    yield ""
-    arguments = ", ".join(each.name for each in kernel.arguments)
-    yield f"cudaError_t {kernel.name}(stream, {arguments})"
-    yield from shapes_of(kernel.arguments)
-    yield "Arrays are row-major, in the GPU's memory, and begin at multiples of 16 bytes."
+def _head(kernel: CudaKernel) -> list[str]:
+    name = kernel.function.name
+    notes = ["Arrays are row-major, in the GPU's memory, and begin at multiples of 16 bytes."]
     if kernel.host.workspaces:
-        yield f"A call needs {kernel.name}_workspace_bytes bytes of the GPU's memory: it takes them from the stream's memory pool,"
-        yield "or, which is faster, from a last argument, void* workspace. Calls that may overlap must not share that."
+        notes += [
+            f"A call needs {name}_workspace_bytes bytes of the GPU's memory: it takes them from the stream's memory pool,",
+            "or, which is faster, from a last argument, void* workspace. Calls that may overlap must not share that.",
+        ]
+    return kernel.function.head([f"compile with: nvcc {compile_flags(kernel)}"], f"cudaError_t {name}(stream, ", notes)
 
 
 def _function(kernel: CudaKernel) -> Iterator[str]:
-    name = kernel.name
-    declared = ", ".join(["cudaStream_t stream", *map(_declared, kernel.arguments)])
+    name = kernel.function.name
+    declared = ", ".join(["cudaStream_t stream", *map(_declared, kernel.function.arguments)])
     offsets, size_bytes = _offsets(kernel.host)
     yield f"static constexpr std::size_t {name}_workspace_bytes = {size_bytes};"
     yield ""
@@ -259,16 +250,16 @@ def _launch(call: KernelCall) -> Iterator[str]:
 
 
 def _without_workspace(kernel: CudaKernel, declared: str) -> Iterator[str]:
-    names, has_workspace = ", ".join(["stream", *(each.name for each in kernel.arguments)]), bool(kernel.host.workspaces)
+    names, has_workspace = ", ".join(["stream", *(each.name for each in kernel.function.arguments)]), bool(kernel.host.workspaces)
     yield ""
-    yield f"static inline cudaError_t {kernel.name}({declared}) {{"
+    yield f"static inline cudaError_t {kernel.function.name}({declared}) {{"
     if has_workspace:
         yield "  void* workspace = nullptr;"
-        yield f"  const cudaError_t allocated = cudaMallocAsync(&workspace, {kernel.name}_workspace_bytes, stream);"
+        yield f"  const cudaError_t allocated = cudaMallocAsync(&workspace, {kernel.function.name}_workspace_bytes, stream);"
         yield "  if (allocated != cudaSuccess) return allocated;"
-        yield f"  const cudaError_t launched = {kernel.name}({names}, workspace);"
+        yield f"  const cudaError_t launched = {kernel.function.name}({names}, workspace);"
         yield "  const cudaError_t freed = cudaFreeAsync(workspace, stream);"
         yield "  return launched != cudaSuccess ? launched : freed;"
     else:
-        yield f"  return {kernel.name}({names}, static_cast<void*>(nullptr));"
+        yield f"  return {kernel.function.name}({names}, static_cast<void*>(nullptr));"
     yield "}"

@@ -19,6 +19,8 @@ from kerneldecl.toolchain.versions import cuda_release
 
 Mistake = tuple[Path, str, str]
 """Path in the document, message, hint."""
+FIRST_CAPABILITY = (7, 5)
+"""First compute capability that CUDA 13 serves (its release notes), with which TVM 0.27's CUDA runtime is made."""
 _DEVICES: Mapping[str, tuple[str, type[Cpu | Gpu]]] = {"cpu": ("cpu", Cpu), "cuda": ("gpu", Gpu)}
 """Table and type of the device, by the arch's kind."""
 _CAN_BE_ZERO = frozenset({"l3_bytes", "smem_reserved_per_block_bytes"})
@@ -137,8 +139,12 @@ def _device_mistakes(name: str, figures: object) -> Iterator[Mistake]:
 
 
 def _disagreements(target: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield where [tvm_target], which TVM reads, contradicts [gpu], which policies read."""
+    """Yield where [tvm_target], which TVM reads, contradicts [gpu], which policies read, and a GPU that TVM's runtime does not serve."""
     major, minor = gpu["compute_capability"]
+    if (major, minor) < FIRST_CAPABILITY:
+        served = "{}.{} and later".format(*FIRST_CAPABILITY)
+        sentence = f"compute_capability is [{major}, {minor}]; TVM's CUDA runtime, made with CUDA 13, serves {served}"
+        yield ("gpu", "compute_capability"), sentence, ""
     same = {
         "kind": "cuda",
         "arch": f"sm_{major}{minor}",

@@ -21,26 +21,36 @@ class _Generation:
     tensor: Mapping[str, int]
     l2_slice_bytes: int
     """Bytes of L2 per slice; a slice transfers 64 bytes per clock."""
-    cuda_max: str = ""
 
 
 def _simt(float16: int, float32: int, float64: int, int32: int, bfloat16: int = 0) -> dict[str, int]:
-    rates = {"bfloat16": bfloat16, "float16": float16, "float32": float32, "float64": float64, "int32": int32, "int8": int32}
+    rates = {
+        "bfloat16": bfloat16,
+        "float16": float16,
+        "float32": float32,
+        "float64": float64,
+        "int32": int32,
+        "int8": int32,
+        "uint8": int32,
+    }
     return {dtype: rate for dtype, rate in rates.items() if rate}
+
+
+def _integers(rate: int) -> dict[str, int]:
+    return dict.fromkeys(("int8", "uint8"), rate)
 
 
 def _tensor(float16: int, *, float8: bool = False, **others: int) -> dict[str, int]:
     """Return the rates of tensor cores since Ampere, which are multiples of the float16 rate."""
-    rates = {"bfloat16": float16, "float16": float16, "int8": 2 * float16, "tfloat32": float16 // 2, **others}
+    rates = {"bfloat16": float16, "float16": float16, **_integers(2 * float16), "tfloat32": float16 // 2, **others}
     return rates | ({"float8_e4m3fn": 2 * float16, "float8_e5m2": 2 * float16} if float8 else {})
 
 
 # CUDA-core rates: CUDA C++ Programming Guide, throughput of native arithmetic instructions. Tensor-core rates: NVIDIA's
-# whitepapers of Volta, Turing, A100, GA102, Ada, H100 and RTX Blackwell, briefs of Jetson Orin and HGX B200. Toolkits: release notes.
-# Slices of L2: V100 and A100 from NVIDIA's bytes per clock, the others from their memory controllers.
+# whitepapers of Turing, A100, GA102, Ada, H100 and RTX Blackwell, briefs of Jetson Orin and HGX B200. Toolkits: release notes.
+# Slices of L2: A100 from NVIDIA's bytes per clock, the others from their memory controllers.
 _GENERATIONS: Mapping[tuple[int, int], _Generation] = {
-    (7, 0): _Generation("9.0", _simt(256, 128, 64, 128), {"float16": 1024}, 192 << 10, cuda_max="12.9"),
-    (7, 5): _Generation("10.0", _simt(256, 128, 4, 128), {"float16": 1024, "int8": 2048}, 256 << 10),
+    (7, 5): _Generation("10.0", _simt(256, 128, 4, 128), {"float16": 1024, **_integers(2048)}, 256 << 10),
     (8, 0): _Generation("11.0", _simt(512, 128, 64, 128, 256), _tensor(2048, float64=128), 512 << 10),
     (8, 6): _Generation("11.1", _simt(256, 256, 4, 128, 256), _tensor(1024), 256 << 10),
     (8, 7): _Generation("11.4", _simt(256, 256, 4, 128, 256), _tensor(2048), 256 << 10),
@@ -71,14 +81,13 @@ def _lines(gpu: DriverGpu) -> Iterator[str]:
     yield 'kind = "cuda"'
     yield f"model = {json.dumps(gpu.model, ensure_ascii=False)}"
     yield f'cuda_min = "{generation.cuda_min}"'
-    yield from [f'cuda_max = "{generation.cuda_max}"'] * bool(generation.cuda_max)
     yield from _target_lines(gpu)
     yield from _limit_lines(gpu)
     yield from _speed_lines(gpu, capability, generation)
     clocks_per_s = gpu.clock_khz * 1e3 * gpu.sm_count
     yield from _rate_lines("simt", {dtype: rate * clocks_per_s for dtype, rate in generation.simt.items()})
     slowed = 0.5 if _is_slowed(gpu, capability) else 1.0
-    tensor = {dtype: rate * clocks_per_s * (1.0 if dtype == "int8" else slowed) for dtype, rate in generation.tensor.items()}
+    tensor = {dtype: rate * clocks_per_s * (1.0 if dtype in _integers(1) else slowed) for dtype, rate in generation.tensor.items()}
     yield from _rate_lines("tensor", tensor)
 
 

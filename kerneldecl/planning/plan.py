@@ -263,7 +263,7 @@ def _judged(subject: Subject, workload: Workload, manifests: Manifests, read: Re
     manifest = manifests[kind]
     action_key = keys.key(manifest)
     if kind == "tune" and past.is_wanted_again(subject.entry, action_key):
-        return Action.ready(subject, action_key, "it is to be tuned again (--retune)", manifest), None
+        return Action.ready(subject, action_key, "it is to be timed again (--retune, --reverify)", manifest), None
     found = read(kind, action_key, arch.is_detected)
     if isinstance(found, Record):
         return Action.done(subject, action_key, manifest if kind == "tune" else ""), found

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
 from kerneldecl.analysis.gpu_limits import MAX_GRID_Z, MIN_ASYNC_COPY_BYTES, WARP_LANES
-from kerneldecl.analysis.params import PERMUTED_ROWS, GemmTcParams
+from kerneldecl.analysis.params import PERMUTED_ROWS, ROW_MULTIPLE, GemmTcParams, row_padding
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.conv_tiles import estimates, sliding_window_of
@@ -218,9 +218,9 @@ def _stage_bytes(gemm: Contraction, tiling: GemmTcParams) -> int:
 
 def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) -> int:
     rows, columns = (extent, block_k) if is_k_last else (block_k, extent)
-    # As in the template, rows that cannot be permuted end 16 bytes past a multiple of 32 elements.
+    # As in the template, rows that cannot be permuted are padded.
     if item_bytes != 2 or columns not in PERMUTED_ROWS:
-        columns = -(-columns // 32) * 32 + 16 // item_bytes
+        columns = -(-columns // ROW_MULTIPLE) * ROW_MULTIPLE + row_padding(item_bytes)
     return rows * columns * item_bytes
 
 

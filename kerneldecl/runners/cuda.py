@@ -102,7 +102,7 @@ def measured_peaks() -> dict[str, Any]:
     """
     after = nvml.conditions(_uuid())
     clock = {"clock_hz": after["sm_clock_hz"]} if "sm_clock_hz" in after else {}
-    provenance = {"gpu": read_gpus()[0].model, "driver": nvml.driver_version()}
+    provenance = {"gpu": read_gpus()[0].model, **nvml.setting(_uuid())}
     which = {"gpu": read_gpus()[0].short_uuid, "pci": read_gpus()[0].pci}
     conditions = {**_CONDITIONS, "after": after, "measured_on": which}
     return {"dram_bytes_per_s": _dram_bytes_per_s(device()), **clock, "device": provenance, "conditions": conditions}

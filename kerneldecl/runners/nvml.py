@@ -42,6 +42,21 @@ def driver_version() -> str:
     return text.value.decode() if known else ""
 
 
+def setting(uuid: str) -> dict[str, str]:
+    """Return `driver` and `clocks` of a GPU, the clocks of SMs and memory that it may have: under others, timings differ."""
+    library, handle = _library(), c_void_p()
+    found = {"driver": driver_version()}
+    if library is not None and library.nvmlDeviceGetHandleByUUID(c_char_p(uuid.encode()), byref(handle)) == 0:
+        clocks = [_allowed_mhz(library, handle, which) for which in (_SM_CLOCK, _MEMORY_CLOCK)]
+        found["clocks"] = "/".join(map(str, clocks)) + " MHz" if all(clocks) else ""
+    return {name: value for name, value in found.items() if value}
+
+
+def _allowed_mhz(library: ctypes.CDLL, handle: c_void_p, which: int) -> int | None:
+    """Return the clock that applications are given, or the highest of GPUs on which that cannot be set."""
+    return _number(library.nvmlDeviceGetApplicationsClock, handle, which) or _number(library.nvmlDeviceGetMaxClockInfo, handle, which)
+
+
 def conditions(uuid: str) -> dict[str, Any]:
     """Return `sm_clock_hz`, `memory_clock_hz`, `slowed_by`, `temperature_c` and `power_w` of a GPU, as far as they are known."""
     library, handle = _library(), c_void_p()

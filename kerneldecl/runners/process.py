@@ -3,7 +3,7 @@
 Knows nothing of what the requests mean.
 
 A candidate may crash, hang or corrupt its process. It therefore runs in a separate process, whose death is an
-answer like any other: `{"failure": …}`. A worker that died is started again at the next request. An answer with
+answer like any other: `{"failure": …, "has_died": true}`. A worker that died is started again at the next request. An answer with
 `is_transient` says that the machine may be to blame: something else ended the process, memory was short, or time.
 """
 
@@ -192,11 +192,11 @@ class Worker:
         if self._is_stopped:
             return _INTERRUPTED
         if status >= 0:
-            return {"failure": f"its process ended with exit code {status}", "diagnostics": tail}
+            return {"failure": f"its process ended with exit code {status}", "diagnostics": tail, "has_died": True}
         name = signal.Signals(-status).name
         meaning = " (an integer was divided by 0)" if -status == signal.SIGFPE else ""
         cause = f": {OUT_OF_MEMORY}" if is_short_of_memory(tail) else meaning
-        return {"failure": f"its process was killed by {name}{cause}", "diagnostics": tail}
+        return {"failure": f"its process was killed by {name}{cause}", "diagnostics": tail, "has_died": True}
 
     def _kill(self) -> None:
         with self._lifecycle:

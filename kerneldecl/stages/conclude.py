@@ -10,6 +10,7 @@ from kerneldecl.model import Candidate, Trial
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.local import in_order
 from kerneldecl.stages.session import Session
+from kerneldecl.stages.suspect import history, recorded, with_others
 from kerneldecl.stages.tasks import known_of
 from kerneldecl.tuning.earlier import Known
 from kerneldecl.tuning.events import Finished
@@ -31,8 +32,10 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
     `device` is what is known of the device that has measured the winner, where that is known already.
     """
     action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
+    again = recorded(session, entry)
     if winner is None:
-        _make_way(session, entry)
+        if not again:
+            _make_way(session, entry)
         session.fail(action, why_no_winner(outcome.trials), outcome.trials)
         return False
     before = known_of(session, entry)
@@ -45,6 +48,9 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
         outcome = outcome._replace(policy=source.policy)
     session.workspace.check_current()
     device = device or device_of(session, entry, task, outcome, session.runner)
+    if again:
+        outcome = with_others(outcome, again)
+        device = device._replace(fields={**device.fields, "before": history(again)})
     _make_way(session, entry)
     write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
     figure = duration(winner.run_secs) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"

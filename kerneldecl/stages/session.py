@@ -48,6 +48,8 @@ class Options:
     """Entries to build; None: all."""
     retuned: frozenset[str] = frozenset()
     """Entries to tune again, whatever is known of them."""
+    reverified: frozenset[str] = frozenset()
+    """Entries whose best candidates are to be verified and timed again, since what timed them was another device's setting."""
     measure: bool = True
     """Whether candidates are measured here. If not, what needs a GPU goes into a bundle, even where that GPU is here."""
     jobs: int | None = None
@@ -91,7 +93,7 @@ class Session:
     shows_ranked: bool = True
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
     tuned_again: set[str] = field(default_factory=set)
-    """Keys under which entries of `Options.retuned` were tuned in this build."""
+    """Keys under which entries of `Options.retuned` and `Options.reverified` were tuned in this build."""
     ran: list[Action] = field(default_factory=list)
     """What was run, as the plan of that moment has it: with its key and reason."""
 
@@ -128,7 +130,7 @@ class Session:
 
     def is_wanted_again(self, entry: str, key: str) -> bool:
         """Say whether an entry is to be tuned again under a key, and was not yet."""
-        return entry in self.options.retuned and key not in self.tuned_again
+        return entry in self.options.retuned | self.options.reverified and key not in self.tuned_again
 
     def fail(self, action: Action, reason: str, trials: Sequence[Trial] = ()) -> None:
         """Note the failure of every entry that waits for this action, and what became of its candidates."""

@@ -12,6 +12,7 @@ from kerneldecl.planning.plan import VERIFYING, EntryPlan, reference, tolerance
 from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.exchange import shared_with_workers
 from kerneldecl.stages.session import Session
+from kerneldecl.stages.suspect import best_of, recorded
 from kerneldecl.store.keys import build_manifest, symbol
 from kerneldecl.timing import measuring
 from kerneldecl.tuning.earlier import Earlier, Known
@@ -24,13 +25,14 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
     """Return an entry's task; its folder is there."""
     assert entry.lowered is not None, "what is tuned or built is lowered"
     folder.mkdir(exist_ok=True)
+    before = recorded(session, entry)
     return Task(
         root=session.workspace.sources,
         cache=session.workspace.cache,
         shared=shared_with_workers(session.workspace),
         workload=entry.workload,
         arch=entry.arch,
-        groups=entry.groups,
+        groups=best_of(before) if before else entry.groups,
         lowered=entry.lowered,
         tolerance=tolerance(entry.workload, entry.lowered),
         protocol=measuring(entry.arch.kind, entry.workload.timing),
@@ -38,7 +40,7 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
         reference_digest=reference(entry.workload, session.workspace.inputs),
         toolchain=session.workspace.inputs.toolchain,
         folder=folder,
-        variants=session.variants.get(entry.entry, 0),
+        variants=0 if before else session.variants.get(entry.entry, 0),
         is_again=session.is_wanted_again(entry.entry, entry.action("tune").key),
     )
 

@@ -169,6 +169,12 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     "measure": {"error": _is_number_or_none, "samples": _are_numbers, "failure": _is_text, "reference": _is_text},
 }
 """Fields that a record of each kind must have, each with its check; records of other kinds have none that are read."""
+_OPTIONAL: Mapping[str, Mapping[str, Check]] = {
+    "measure": {"timings": are_timings},
+    "lower": {"names": _is_text},
+    "tune": {"before": _are_tables},
+}
+"""Fields that some records have: those of earlier versions lack them."""
 _AS_TEXT: Mapping[str, Callable[[str], bool]] = {"signature": _is_signature_text}
 """Checks of fields that are text; the others are checked where they are parsed."""
 
@@ -182,10 +188,9 @@ def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
                 return name
         elif not is_right(parsed.get(name, _ABSENT)):
             return name
-    if kind == "measure" and not are_timings(parsed.get("timings", {})):  # records of earlier versions have none
-        return "timings"
-    if kind == "lower" and not isinstance(parsed.get("names", ""), str):
-        return "names"
+    for name, is_right in _OPTIONAL.get(kind, {}).items():
+        if name in parsed and not is_right(parsed[name]):
+            return name
     if kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"]):
         return "symbol"
     return ""

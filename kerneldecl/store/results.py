@@ -280,5 +280,10 @@ class TuneResult:
         return str(self.json.get("tensor_cores", ""))
 
     @property
+    def before(self) -> Sequence[Json]:
+        """Who had timed the best candidates before they were timed again (`build --reverify`), and how: earliest first."""
+        return self.json.get("before", ())  # type: ignore[no-any-return]
+
+    @property
     def provenance(self) -> Json:
         return self.json["provenance"]  # type: ignore[no-any-return]

@@ -25,17 +25,18 @@ from tvm.s_tir import Schedule
 from kerneldecl.analysis.contraction import Contraction, why_no_tensor_cores
 from kerneldecl.analysis.params import CONV_TC_MAX_K_TILES, ConvTcParams, read_params
 from kerneldecl.compiler.intrinsics.mma import LANES, ROWS
-from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
 from kerneldecl.templates.gpu.conv import normalize_conv, receptive_field
 from kerneldecl.templates.gpu.gemm import inline_sources, read_gemm
 from kerneldecl.templates.gpu.mma_fragments import (
+    Results,
     avoid_bank_conflicts,
     clear_accumulators,
     distribute_copy,
     distribute_fragments,
-    fragment_layout,
     intrinsics_of,
     load_fragments,
+    operand_layout,
     store_accumulators,
 )
 from kerneldecl.templates.shared.blocks import attempt
@@ -48,7 +49,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     gemm = read_gemm(mod)
     if gemm is None or why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, gemm):
         return None
-    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles))
+    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch.the_gpu))
 
 
 def _fits(tiles: ConvTcParams, gemm: Contraction) -> bool:
@@ -63,7 +64,7 @@ def _fits(tiles: ConvTcParams, gemm: Contraction) -> bool:
     )
 
 
-def _schedule(sch: Schedule, gemm: Contraction, tiles: ConvTcParams) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: ConvTcParams, gpu: Gpu) -> bool:
     # 1. Normal form: image, row, column and channel of the output, and one fused reduction axis; in whole tiles.
     fused = fuse_epilogue(sch)
     if fused is None:
@@ -71,7 +72,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: ConvTcParams) -> bool:
     block = fused.block
     padding = sch.get_producers(block)
     normalize_conv(sch, block, gemm, [gemm.k])
-    mma = intrinsics_of(sch, block, gemm, a_k_last=True)
+    mma = intrinsics_of(sch, block, gemm, gpu, a_k_last=True)
     sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, mma.k])
     store = sch.cache_write(block, 0, "local")
 
@@ -103,12 +104,12 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: ConvTcParams) -> bool:
     field = receptive_field(sch, load, padding)
     sch.compute_at(field, tile)
     _copy(sch, field, tiles.warps)
-    sch.transform_layout(load, ("write", 0), fragment_layout(gemm.a.dtype))
+    sch.transform_layout(load, ("write", 0), operand_layout(gemm.a.dtype, ROWS, mma.k, k_last=True))
     distribute_fragments(sch, load, k, vectorize=False)
 
     # 4. Accumulators, and the fragments that mma.sync multiplies.
-    accum = store_accumulators(sch, store, (tile, warp), tiles, gemm)
-    clear_accumulators(sch, fragment, accum, k, mma, gemm.accum_dtype)
+    accum = store_accumulators(sch, store, (tile, warp), tiles, Results(gemm, mma.interleaved))
+    clear_accumulators(sch, fragment, accum, k, mma)
     loaded = load_fragments(sch, load_weights, gemm.b, mma.k, mma.load_b)
     avoid_bank_conflicts(sch, weights, loaded, tiles.block_n, gemm.b.dtype)
     sch.tensorize(fragment, mma.mma)

@@ -132,8 +132,8 @@ def _vector(operand: Operand, extent: int, tiles: GemmSimtParams) -> int:
     """Return the elements per copy instruction. Elements along k go to different rows of shared memory, which only copies through
     registers can do.
     """
-    if tiles.stages != 2 and operand.is_k_last:
-        return 1
+    if operand.is_k_last and (tiles.stages != 2 or operand.dtype.startswith("float8")):
+        return 1  # CUDA's vectors of float8 have no members to store one by one
     vector = copy_vector(operand, extent * tiles.block_k, tiles.threads)
     # TVM's CUDA has no vector of more than four 8-bit zeros, for elements beyond the operand.
     return math.gcd(vector, 4 if dtype_bytes(operand.dtype) == 1 else tiles.block_k if operand.is_k_last else vector)

@@ -40,6 +40,7 @@ from kerneldecl.templates.gpu.gemm import (
     reduce_split_k,
 )
 from kerneldecl.templates.gpu.mma_fragments import (
+    Results,
     avoid_bank_conflicts,
     clear_accumulators,
     distribute_copy,
@@ -67,7 +68,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch)
     if normal is None:
         return False
     block, store = normal.block, normal.store
-    mma = intrinsics_of(sch, block, gemm, a_k_last=gemm.a.is_k_last)
+    mma = intrinsics_of(sch, block, gemm, arch.the_gpu, a_k_last=gemm.a.is_k_last)
     *batch, m, n, k = sch.get_loops(block)
 
     # 2. Tiles of blocks, of warps, fragments.
@@ -105,8 +106,8 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch)
         inline_sources(sch, copy)
 
     # 4. Accumulators: in the lanes where mma.sync leaves them, and from there to the result.
-    accum = store_accumulators(sch, store, (tile, warp), tiles, gemm)
-    clear_accumulators(sch, fragment, accum, k, mma, gemm.accum_dtype)
+    accum = store_accumulators(sch, store, (tile, warp), tiles, Results(gemm, mma.interleaved))
+    clear_accumulators(sch, fragment, accum, k, mma)
     _tensorize(sch, (fragment, *loads, *copies), tiles, mma, (gemm.a, gemm.b))
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous, within=k_step if tiles.double_buffer else None)
     if normal.split_k is not None:

@@ -51,6 +51,15 @@ _RANK = re.compile(r"namespace cg = cooperative_groups;\s*return cg::this_thread
 _PLAIN_RANK = "return threadIdx.z * blockDim.y * blockDim.x + threadIdx.y * blockDim.x + threadIdx.x;"
 _SLOW_HEADERS = (("#include <cuda/barrier>", "cuda::"), ("#include <cooperative_groups.h>", "cooperative_groups"))
 """Headers that TVM includes for TIRx and that take nvcc two seconds, each with the text by which a use is recognised."""
+_KERNEL = 'extern "C" __global__'
+_MADE_OF_EIGHT = re.compile(r"make_ulonglong4\((?:[^,();]|\([^()]*\))+(?:,(?:[^,();]|\([^()]*\))+){7}\)")
+_MAKE_EIGHT = """\
+__device__ __forceinline__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f, unsigned g,
+                                                      unsigned h) {
+  return make_ulonglong4(a | static_cast<unsigned long long>(b) << 32, c | static_cast<unsigned long long>(d) << 32,
+                         e | static_cast<unsigned long long>(f) << 32, g | static_cast<unsigned long long>(h) << 32);
+}
+"""
 _FOR_NVRTC = re.compile(r"#ifdef __CUDACC_RTC__.*?#else", re.DOTALL)
 _COMPARE_AND_SELECT = re.compile(r"return __h(?P<than>[gl])t\((?:__half\()?a\)?, (?:__half\()?b\)?\) \? a : b;")
 """TVM's code for max and min of 16-bit floats: compare and select."""
@@ -188,7 +197,16 @@ def disassembled(cubin: bytes) -> str:
 
 def prepared(source: str) -> str:
     """Return the source as it is compiled."""
-    return drop_slow_headers(use_min_max_intrinsics(source))
+    return with_vectors_of_eight(drop_slow_headers(use_min_max_intrinsics(source)))
+
+
+def with_vectors_of_eight(source: str) -> str:
+    """Return the source with the constructor that TVM calls for eight 32-bit integers and CUDA lacks, where it is called.
+
+    TVM 0.27 computes bfloat16 in such vectors on GPUs without it.
+    """
+    is_missing = _MADE_OF_EIGHT.search(source) and _MAKE_EIGHT not in source
+    return source.replace(_KERNEL, _MAKE_EIGHT + _KERNEL, 1) if is_missing else source
 
 
 def use_min_max_intrinsics(source: str) -> str:

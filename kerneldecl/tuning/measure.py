@@ -9,7 +9,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,10 +154,7 @@ def _raced(task: Task, passed: Passed, runner: Runner) -> list[Trial]:
 def _samples(task: Task, trial: Trial, runner: Runner, protocol: Protocol, count: tuple[int, int]) -> list[float] | str:
     """Return a kernel's samples under a protocol, or why there are none; `count` gives the calls of each sample, and the samples."""
     calls, samples = count
-    request = task.measure_request(
-        "sample", spec=task.measured_spec, calls=calls, samples=samples, protocol=protocol, **_kernel(task, trial)
-    )
-    got = runner.measure(request, PREPARE_SECS)
+    got = _ran(task, trial, runner, {"action": "sample", "calls": calls, "samples": samples, "protocol": protocol})
     return str(got["failure"]) if "failure" in got else [rounded(secs) for secs in got["samples"]]
 
 
@@ -188,8 +185,7 @@ def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial
     trials = list(raced)
     while any(trial.samples for trial in trials):
         (winner, *_), _ = ranking(trials)
-        request = task.measure_request("confirm", spec=task.measured_spec, **_kernel(task, winner))
-        answer = runner.measure(request, VERIFY_SECS)
+        answer = _ran(task, winner, runner, {"action": "confirm"})
         failure = judged(answer, task.tolerance)
         if not failure:
             break
@@ -224,7 +220,7 @@ def _verified(task: Task, built: Sequence[Trial], runner: Runner, on_progress: O
 
 
 def _verdict(task: Task, trial: Trial, runner: Runner) -> tuple[Trial, float]:
-    answer = runner.measure(task.measure_request("verify", spec=task.measured_spec, **_kernel(task, trial)), VERIFY_SECS)
+    answer = _ran(task, trial, runner, {"action": "verify"})
     failure = judged(answer, task.tolerance)
     if "error" not in answer:
         return replace(trial, failure=failure), 0.0
@@ -243,6 +239,21 @@ def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -
         return excluded(trial, f"inputs or reference: {answer['failure']}")
     verdict, _ = _verdict(task, trial, runner)
     return excluded(verdict, verdict.failure) if verdict.failure else verdict
+
+
+def _ran(task: Task, trial: Trial, runner: Runner, asked: Mapping[str, Any]) -> Answer:
+    """Return the answer of the worker that runs a kernel; where its process died, that of a new one, in which no other kernel has run.
+
+    Threads of a kernel that ran before may have ended the process: they may write after it has returned.
+    """
+    fields = {name: value for name, value in asked.items() if name != "action"}
+    request = task.measure_request(asked["action"], spec=task.measured_spec, **fields, **_kernel(task, trial))
+    limit_secs = PREPARE_SECS if asked["action"] == "sample" else VERIFY_SECS
+    answer = runner.measure(request, limit_secs)
+    if not answer.get("has_died"):
+        return answer
+    prepare(task, runner)
+    return runner.measure(request, limit_secs)
 
 
 def _kernel(task: Task, trial: Trial) -> dict[str, str]:

@@ -124,10 +124,16 @@ def _wgmma(i: Instruction) -> str:
 
 
 def _mma(i: Instruction) -> str:
-    d, a, b, c = (_vector(operand) for operand in i.operands)
-    where = ", ".join(f"&{value}" for value in d)
-    operands = ", ".join(f"{{{', '.join(values)}}}" for values in (a, b, c))
-    return f"machine::mma_sync({{{where}}}, {operands}, machine::Type::{i.parts[-2]})"
+    d, a, b, c = (", ".join(_vector(operand)) for operand in i.operands)
+    m, k = re.fullmatch(r"m(\d+)n8k(\d+)", i.parts[3]).groups()  # type: ignore[union-attr]
+    shape = f"{{{m}, {k}, machine::Type::{i.parts[-2]}, machine::Type::{i.parts[-1]}}}"
+    multiplied = f"machine::mma_sync({shape}, machine::packed({a}), machine::packed({b}), sums)"
+    return f"auto sums = machine::packed({c}); {multiplied}; machine::unpack(sums, {d})"
+
+
+def _dot(i: Instruction) -> str:
+    signs = ", ".join("true" if part == "s32" else "false" for part in i.parts[1:])
+    return f"{i.operands[0]} = machine::dot_of_bytes({', '.join(i.operands[1:])}, {signs})"
 
 
 def _matrix_store(i: Instruction) -> str:
@@ -333,6 +339,12 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"wgmma\.commit_group\.sync\.aligned", _call("wgmma_commit")),
         (r"wgmma\.wait_group\.sync\.aligned", _call("wgmma_wait")),
         (r"mma\.sync\.aligned\.(m16n8k16\.row\.col\.f32\.(f16\.f16|bf16\.bf16)|m16n8k8\.row\.col\.f32\.tf32\.tf32)\.f32", _mma),
+        (r"mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.(f16\.f16\.f16\.f16|f32\.f16\.f16\.f32)", _mma),
+        (r"mma\.sync\.aligned\.(m16n8k32|m8n8k16)\.row\.col\.s32\.(s8\.s8|u8\.u8)\.s32", _mma),
+        (r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.(e4m3\.e4m3|e5m2\.e5m2)\.f32", _mma),
+        (r"mma\.sync\.aligned\.m8n8k4\.row\.col\.f64\.f64\.f64\.f64", _mma),
+        (r"dp4a\.[us]32\.[us]32", _dot),
+        (r"prmt\.b32", lambda i: f"{i.operands[0]} = machine::permuted({', '.join(i.operands[1:])})"),
         (r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_store),
         (r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_load),
         (r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", lambda i: f"{i.operands[0]} = matrix_transposed({i.operands[1]})"),

@@ -1164,6 +1164,7 @@ int bytes_of(Type type) {
     case Type::f16:
     case Type::bf16: return 2;
     case Type::tf32: return 4;
+    case Type::f64: return 8;
     default: return 1;
   }
 }
@@ -1280,21 +1281,31 @@ Warpgroup& my_warpgroup() { return me().cta->warpgroups[me().rank_in_cta / 128];
 
 // ---- mma.sync
 
-void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, Type type) {
+void mma_sync(const MmaSync& shape, const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, std::vector<uint8_t>& c) {
   Warp& warp = my_warp();
   unsigned lane = me().rank_in_cta % 32, round = warp.round & 1;
-  uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  warp.slots[round][lane].assign((const uint8_t*)mine, (const uint8_t*)(mine + 6));
+  warp.slots[round][lane].assign(a.begin(), a.end());
+  warp.slots[round][lane].insert(warp.slots[round][lane].end(), b.begin(), b.end());
   meet_warp("mma.sync", [&] { warp.round++; });
-  int bytes = bytes_of(type);
-  auto element = [&](int holder, int reg, int place) { return value_of(warp.slots[round][holder].data() + 4 * reg + bytes * place, type); };
-  for (int i = 0; i < 4; i++) {
-    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    float accum = c[i];
-    for (int word = 0; word < 8; word++)
-      for (int place = 0; place < 4 / bytes; place++)
-        accum += element(row % 8 * 4 + word % 4, row / 8 + word / 4 * 2, place) * element(column * 4 + word % 4, 4 + word / 4, place);
-    *d[i] = accum;
+  int bytes = bytes_of(shape.operand), width = std::max(4, bytes), each = width / bytes, bands = shape.m / 8;
+  auto element = [&](int holder, int reg, int place) {
+    const uint8_t* from = warp.slots[round][holder].data() + width * reg + bytes * place;
+    return shape.operand == Type::f64 ? *(const double*)from : double(value_of(from, shape.operand));
+  };
+  for (int i = 0; i < 2 * bands; i++) {
+    int row = lane / 4, band = i / 2, column = lane % 4 * 2 + i % 2;
+    double sum = 0;
+    for (int k = 0; k < shape.k; k++) {
+      int part = k / (4 * each), holder = k % (4 * each) / each, place = k % each;
+      sum += element(row * 4 + holder, part * bands + band, place) * element(column * 4 + holder, int(a.size()) / width + part, place);
+    }
+    switch (shape.accum) {
+      case Type::f32: ((float*)c.data())[i] += sum; break;
+      case Type::f16: ((__half*)c.data())[i] = __float2half(__half2float(((__half*)c.data())[i]) + float(sum)); break;
+      case Type::s32: ((int32_t*)c.data())[i] += int32_t(sum); break;
+      case Type::f64: ((double*)c.data())[i] += sum; break;
+      default: fail("accumulates in a type that mma.sync does not have");
+    }
   }
 }
 

@@ -122,9 +122,24 @@ void copy_arrive(uint32_t barrier, bool is_counted);
 void matrix_store(uint32_t row, const std::vector<uint32_t>& parts, bool is_transposed);
 void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_transposed);
 
-// ---- mma.sync: m16n8k16 of 16-bit floats, fragments of D, A, B and C as a lane holds them
-enum class Type { f16, bf16, tf32, e4m3, e5m2, s8, u8, f32, s32 };
-void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, Type type);
+// ---- mma.sync: a lane's registers of A, B and C as bytes; C becomes D
+enum class Type { f16, bf16, tf32, e4m3, e5m2, s8, u8, f32, s32, f64 };
+struct MmaSync {
+  int m, k;
+  Type operand, accum;
+};
+void mma_sync(const MmaSync& shape, const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, std::vector<uint8_t>& c);
+template <class... Register>
+std::vector<uint8_t> packed(const Register&... registers) {
+  std::vector<uint8_t> bytes;
+  (bytes.insert(bytes.end(), (const uint8_t*)&registers, (const uint8_t*)(&registers + 1)), ...);
+  return bytes;
+}
+template <class... Register>
+void unpack(const std::vector<uint8_t>& bytes, Register&... registers) {
+  size_t at = 0;
+  ((memcpy(&registers, bytes.data() + at, sizeof registers), at += sizeof registers), ...);
+}
 
 // ---- wgmma
 struct Operand {
@@ -154,6 +169,17 @@ uint32_t bits(T value) {
   return word;
 }
 // Each bit looks up its three inputs' bits in a table of eight.
+inline int32_t dot_of_bytes(uint32_t a, uint32_t b, int32_t sum, bool is_a_signed, bool is_b_signed) {
+  auto byte = [](uint32_t word, int i, bool is_signed) { return is_signed ? int(int8_t(word >> 8 * i)) : int(uint8_t(word >> 8 * i)); };
+  for (int i = 0; i < 4; i++) sum += byte(a, i, is_a_signed) * byte(b, i, is_b_signed);
+  return sum;
+}
+inline uint32_t permuted(uint32_t a, uint32_t b, uint32_t selector) {
+  uint64_t both = uint64_t(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; i++) result |= uint32_t(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
 inline uint32_t look_up(uint32_t a, uint32_t b, uint32_t c, unsigned table) {
   uint32_t found = 0;
   for (unsigned row = 0; row < 8; row++)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,8 +53,24 @@ ON_TENSOR_CORES = [
     for dtype, layout, size in itertools.product(("float16", "bfloat16"), LAYOUTS, SIZES)
 ]
 INTEGERS = [
-    gemm(choice, size, name, layout="nt", dtype="int8")
-    for (name, choice), size in itertools.product(BOTH.items(), [(256, 256, 256), (129, 66, 40), (64, 64, 1024)])
+    gemm(choice, size, name, layout=layout, dtype="int8")
+    for (name, choice), layout, size in itertools.product(BOTH.items(), LAYOUTS, [(256, 256, 256), (129, 66, 40), (64, 64, 1024)])
+]
+INTEGERS += [
+    gemm(TENSOR_CORES, size, layout=layout, dtype="uint8") for layout, size in itertools.product(LAYOUTS, [(256, 256, 256), (129, 66, 40)])
+]
+OTHER_FORMATS = [
+    gemm(TENSOR_CORES, size, layout=layout, dtype=dtype, **attrs)
+    for (dtype, attrs), layout, size in itertools.product(
+        [("float64", {}), ("float8_e4m3fn", {"out_dtype": "bfloat16"}), ("float8_e5m2", {"out_dtype": "float16"})],
+        LAYOUTS,
+        [(256, 256, 256), (129, 66, 40)],
+    )
+]
+TURING = {"compute_capability": (7, 5), "async_copy": False, "wgmma_arch": ""}
+OLDER = [
+    replace(gemm(TENSOR_CORES, size, "7.5", layout=layout, dtype=dtype), gpu=TURING)
+    for dtype, layout, size in itertools.product(("float16", "int8", "uint8"), LAYOUTS, [(256, 256, 256), (129, 66, 40)])
 ]
 ON_CUDA_CORES = [
     gemm(CUDA_CORES, size, layout=layout, dtype="float32") for layout, size in itertools.product(LAYOUTS, [*SIZES, (1, 1, 1), (5, 7, 3)])
@@ -91,6 +108,16 @@ AS_GEMMS = [convolution("gemm", given("gpu_matmul_tc", *EPILOGUES), attrs) for a
 
 @pytest.mark.parametrize("case", [*ON_TENSOR_CORES, FLOAT16_ACCUM], ids=str)
 def test_tensor_cores(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", OTHER_FORMATS, ids=str)
+def test_other_formats_on_tensor_cores(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", OLDER, ids=str)
+def test_instructions_of_older_gpus(case: Case, check: Checked) -> None:
     check(case)
 
 

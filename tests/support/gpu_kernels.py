@@ -54,6 +54,8 @@ class Case:
     choice: Choice
     sms: int = 0
     """Multiprocessors that the kernels are made for, few to give each many tiles; 0 for those that there are."""
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the arch that kernels are made for where they are not those of the GPU, such as an older compute capability."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Of the workspace, beside the standard rules."""
 
@@ -119,7 +121,8 @@ class Kernels:
             (self.root / name).write_text(text, encoding="utf-8")
         lowered = self._answer({"action": "lower", **self.described(case)})
         assert "failure" not in lowered, lowered
-        arch = replace(H200, gpu=replace(H200.the_gpu, sm_count=case.sms)) if case.sms else H200
+        figures = {"sm_count": case.sms or H200.the_gpu.sm_count, **case.gpu}
+        arch = replace(H200, gpu=replace(H200.the_gpu, **figures))
         chosen = case.choice(space_from_json(lowered["space"]), arch)
         return Made(lowered["tolerance"], tuple(self._kernel(case, candidate, arch, lowered["computation"]) for candidate in chosen))
 

@@ -18,7 +18,7 @@ from bench_support.own_process import first_line
 
 if TYPE_CHECKING:
     from bench_support.gpu.timing import Call, Replay
-    from bench_support.gpu.torch_baselines import Args
+    from bench_support.gpu.torch_rules import Args
 
 Row = dict[str, Any]
 OURS = ("best", "first")
@@ -61,7 +61,7 @@ class Arguments:
     def error(self, call: Call) -> float:
         """Return a contender's relative error; raise ValueError if it is over the tolerance."""
         import torch
-        from bench_support.gpu.torch_baselines import poison, relative_error
+        from bench_support.gpu.torch_references import poison, relative_error
 
         from kerneldecl.rule import dtype_tolerance
 
@@ -87,7 +87,7 @@ def arguments_of(entry: Entry) -> Arguments:
     import numpy as np
     import torch
     from bench_support.gpu.timing import copies_of, flusher
-    from bench_support.gpu.torch_baselines import dtype_of, inputs_of, reference
+    from bench_support.gpu.torch_references import dtype_of, inputs_of, reference
 
     from kerneldecl.plugins.load import load_rule
 

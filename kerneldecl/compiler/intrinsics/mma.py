@@ -1,10 +1,15 @@
-"""Owns the tensor intrinsics of mma.sync and ldmatrix: their names, the computation of each, and its PTX.
+"""Owns the tensor intrinsics of mma.sync and of the loads before it: their names, the computation of each, and its PTX.
 
 Knows nothing of schedules, policies or how kernels are compiled.
 
 With dynamic shared memory, TVM has such intrinsics for float16 alone, and takes seconds to import them; these are registered on
-first use. `fragment_place` maps an element (row, column) of a 16-row fragment to a lane and its register, as ldmatrix and mma.sync
-do (PTX ISA, matrix fragments for mma.m16n8k16).
+first use. An intrinsic multiplies fragments of 16 rows of A, 16 columns of B and 32 bytes of k, whatever the instruction: two m16n8 with
+all of k, four m16n8k8, or eight m8n8k16 or four m8n8k4, whose fragments are parts of the same registers (PTX ISA, "Matrix Fragments").
+Places of elements in operands' fragments are nominal: loads and multiplications alone see them. Those in accumulators are real.
+
+8-bit elements that are not contiguous along k: ldmatrix transposes them in pairs, so that a lane gets two neighbouring rows of A (or
+columns of B) and four values of k of each, which byte permutations take apart. A fragment's first half is then its even rows. The rows of
+k that a matrix consists of are chosen so that they differ modulo 8, hence lie in different banks.
 """
 
 from __future__ import annotations
@@ -12,26 +17,43 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
 
+from kerneldecl.analysis.tensor_cores import K_BYTES, TABLE, TensorCoreShape, shape_of
 from kerneldecl.model import dtype_bytes
 
 ROWS = 16
 """Rows of a fragment, and columns of an accumulator fragment: two m16n8 instructions along n."""
 LANES = 32
-ABBREVIATIONS = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32", "int32": "int32"}
-ACCUM_DTYPES = {"float16": ("float32", "float16"), "bfloat16": ("float32",), "int8": ("int32",)}
-"""Accumulator dtypes of mma.sync, by dtype of the operands."""
+WIDE_BYTES = 8
+"""Bytes of elements that ldmatrix does not take."""
+ABBREVIATIONS = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "float64": "fp64",
+    "float32": "fp32",
+    "int32": "int32",
+}
+"""TVM's names of operand and accumulator types in `ptx_legacy.mma`."""
 
 ORDERS = ("c+ab", "c+ba", "ab+c", "ba+c")
 """Orders in which a multiply-accumulate can be written: accumulator c, operands a and b."""
 _SIDES = {"a": "left", "b": "right"}
 """Operands in the names of the ldmatrix intrinsics, which stand in recorded traces."""
+
+
+Interleaved = tuple[bool, bool]
+"""Whether the rows, and the columns, of an accumulator fragment are even in its first half and odd in its second."""
 
 
 @dataclass(frozen=True)
@@ -43,66 +65,93 @@ class MmaIntrinsics:
     mma: str
     clear: str
     k: int
-    """Extent along k of one mma.sync."""
+    """Extent along k of a fragment."""
+    interleaved: Interleaved
 
 
-def mma_intrinsics(dtype: str, accum_dtype: str, *, a_k_last: bool, b_k_last: bool, order: str = ORDERS[0]) -> MmaIntrinsics:
+def mma_intrinsics(shape: TensorCoreShape, accum_dtype: str, *, a_k_last: bool, b_k_last: bool, order: str = ORDERS[0]) -> MmaIntrinsics:
     """Return the intrinsics of a GEMM, registered.
 
     `k_last` says that an operand is contiguous along k; `order`, one of ORDERS, in which order the function adds and multiplies:
     TVM matches expressions as they are written.
     """
+    dtype, letters = shape.dtype, ("n" if a_k_last else "t") + ("t" if b_k_last else "n")
+    interleaved = _interleaved(dtype, letters)
     found = MmaIntrinsics(
         load_a=_load_name("a", dtype, k_last=a_k_last),
         load_b=_load_name("b", dtype, k_last=b_k_last),
-        mma=_mma_name(dtype, accum_dtype, order, a_k_last=a_k_last, b_k_last=b_k_last),
-        clear=f"kd.clear.{accum_dtype}",
-        k=32 // dtype_bytes(dtype),
+        mma=f"kd.mma.{dtype}.{accum_dtype}.{letters}.{order}" + f".{shape.name}" * (shape != shape_of("mma.sync", dtype)),
+        clear=f"kd.clear.{accum_dtype}" + f".{letters}" * any(interleaved),
+        k=K_BYTES // dtype_bytes(dtype),
+        interleaved=interleaved,
     )
-    for name in (found.load_a, found.load_b, found.mma, found.clear):
-        if tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
-            _register(name)
+    register((found.load_a, found.load_b, found.mma, found.clear))
     return found
+
+
+def register(names: Iterable[str]) -> None:
+    """Register intrinsics by their names; names of other intrinsics are left alone."""
+    for name in names:
+        if name.startswith("kd.") and tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
+            _register(name)
 
 
 def register_all() -> None:
     """Register every intrinsic: reading a database replays its traces, which name them."""
-    for dtype, accum_dtype in ((dtype, accum) for dtype, several in ACCUM_DTYPES.items() for accum in several):
-        layouts = (True, False) if dtype_bytes(dtype) == 2 else (True,)
-        for a_k_last, b_k_last, order in itertools.product(layouts, layouts, ORDERS):
-            mma_intrinsics(dtype, accum_dtype, a_k_last=a_k_last, b_k_last=b_k_last, order=order)
+    layouts = (True, False)
+    for shape in (shape for shape in TABLE if shape.unit == "mma.sync"):
+        for accum_dtype, a_k_last, b_k_last, order in itertools.product(shape.accum_dtypes, layouts, layouts, ORDERS):
+            mma_intrinsics(shape, accum_dtype, a_k_last=a_k_last, b_k_last=b_k_last, order=order)
 
 
-def fragment_place(row: Any, column: Any, dtype: str) -> tuple[Any, Any]:
-    """Return the lane that holds an element of a fragment of 16 rows, and the element's index among the lane's.
+def accumulator_place(row: Any, column: Any, interleaved: Interleaved = (False, False)) -> tuple[Any, Any]:
+    """Return the lane that holds an accumulator of a fragment of 16 x 16, and the accumulator's index among the lane's 8.
 
-    A lane holds 4 bytes of every eighth row; accumulators are laid out as 16-bit operands are.
+    A lane holds two neighbours of every eighth row, in both halves of the columns (PTX ISA, "Matrix Fragments for mma.m16n8k16").
     """
-    pack = 4 // min(2, dtype_bytes(dtype))
+    row_half, row_lane = (row % 2, row // 2) if interleaved[0] else (row // 8, row % 8)
+    if interleaved[1]:
+        return 4 * row_lane + column // 4, 4 * (column % 2) + 2 * row_half + column // 2 % 2
+    return 4 * row_lane + column % 8 // 2, 4 * (column // 8) + 2 * row_half + column % 2
+
+
+def operand_place(row: Any, column: Any, dtype: str, *, k_last: bool) -> tuple[Any, Any]:
+    """Return the lane that holds an element of an operand's fragment, and the element's index among the lane's.
+
+    Rows are those of memory: of A's m or B's n where k is last, else of k. Of 64-bit elements, a lane holds one of every eighth row.
+    """
+    if dtype_bytes(dtype) == WIDE_BYTES:
+        spatial, k = (row, column) if k_last else (column, row)
+        return 4 * (spatial % 8) + k, spatial // 8
+    pack = 4 // dtype_bytes(dtype)
+    if pack * 4 == ROWS and not k_last:
+        return 4 * (row % 8) + column // pack, pack * (row // 8) + column % pack
     return 4 * (row % 8) + column % (4 * pack) // pack, 2 * pack * (column // (4 * pack)) + pack * (row // 8) + column % pack
+
+
+def _interleaved(dtype: str, letters: str) -> Interleaved:
+    """Return how accumulators lie for a layout in BLAS's letters: 8-bit elements are loaded in pairs where k is not last."""
+    return (dtype_bytes(dtype) == 1 and letters[0] == "t", dtype_bytes(dtype) == 1 and letters[1] == "n")
 
 
 def _load_name(operand: str, dtype: str, *, k_last: bool) -> str:
     return f"kd.ldmatrix.{_SIDES[operand]}.{dtype}.{'k_last' if k_last else 'k_first'}"
 
 
-def _mma_name(dtype: str, accum_dtype: str, order: str, *, a_k_last: bool, b_k_last: bool) -> str:
-    letters = ("n" if a_k_last else "t") + ("t" if b_k_last else "n")
-    return f"kd.mma.{dtype}.{accum_dtype}.{letters}.{order}"
-
-
 def _register(name: str) -> None:
     with _cheap_stack():
         match name.split("."):
             case [_, "ldmatrix", side, dtype, layout]:
-                k_last = layout == "k_last"
-                # The second of the four matrices is the one below the first, or else the one beside it.
-                described, done = _load(dtype, k_last=k_last, is_below=(side == _SIDES["a"]) == k_last)
-            case [_, "mma", dtype, accum_dtype, letters, order]:
-                described = _described_mma(dtype, accum_dtype, order, a_k_last=letters[0] == "n", b_k_last=letters[1] == "t")
-                done = _mma(dtype, accum_dtype)
-            case [_, _, accum_dtype]:
-                described, done = _clear(accum_dtype)
+                described, done = _load(dtype, side, k_last=layout == "k_last")
+            case [_, "mma", dtype, accum_dtype, letters, order, *shape_name]:
+                shape = next(row for row in TABLE if (row.unit, row.dtype) == ("mma.sync", dtype) and shape_name in ([], [row.name]))
+                described = _described_mma(dtype, accum_dtype, order, letters)
+                done = _mma(shape, accum_dtype)
+            case [_, "clear", accum_dtype, *letters]:
+                # Letters stand only where operands have 8 bits.
+                described, done = _clear(accum_dtype, _interleaved("int8", letters[0]) if letters else (False, False))
+            case _:
+                return
     tvm.s_tir.TensorIntrin.register(name, described, done)
 
 
@@ -130,19 +179,33 @@ def _cheap_stack() -> Iterator[None]:
 # mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
 
 
-def _load(dtype: str, *, k_last: bool, is_below: bool) -> tuple[Any, Any]:
-    """Return ldmatrix of four 8x8 matrices of 16-bit elements (8-bit elements in pairs): its computation, and its PTX."""
+_PAIRS_SOURCE = """
+__device__ __forceinline__ void {name}(void* fragment, const void* tile, int offset) {{
+  unsigned* words = static_cast<unsigned*>(fragment);
+  unsigned address = __cvta_generic_to_shared(static_cast<const char*>(tile) + offset), x[4];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address) : "memory");
+  // Bytes of two rows of A (or columns of B) alternate. Lanes with bit 1 set hold the later values of k first.
+  const unsigned even = threadIdx.x & 2 ? 0x2064u : 0x6420u, odd = even + 0x1111u;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {{
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(words[{even}]) : "r"(x[2 * half]), "r"(x[2 * half + 1]), "r"(even));
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(words[{odd}]) : "r"(x[2 * half]), "r"(x[2 * half + 1]), "r"(odd));
+  }}
+}}
+"""
+"""CUDA that loads pairs of 8-bit elements and takes them apart."""
+_PAIRS_WORDS = {"a": {"even": "2 * half", "odd": "2 * half + 1"}, "b": {"even": "half", "odd": "2 + half"}}
+"""Where their words belong: A's registers are first those of one half of k, B's those of one half of the columns."""
+
+
+def _load(dtype: str, side: str, *, k_last: bool) -> tuple[Any, Any]:
+    """Return the load of a fragment from shared memory: its computation, and its PTX."""
     from tvm.script import tirx as T
 
-    depth, chunk = 32 // dtype_bytes(dtype), 16 // dtype_bytes(dtype)
+    depth = K_BYTES // dtype_bytes(dtype)
     rows, columns = (ROWS, depth) if k_last else (depth, ROWS)
     held = rows * columns // LANES
-    is_transposed = not k_last
-
-    def offset(lane: Any, stride: Any) -> Any:
-        if is_below:
-            return stride * (lane % 16) + chunk * (lane // 16)
-        return stride * (8 * (lane // 16) + lane % 8) + chunk * (lane % 16 // 8)
 
     @T.prim_func(s_tir=True)
     def described(warp_handle: T.handle, shared_handle: T.handle) -> None:
@@ -155,9 +218,32 @@ def _load(dtype: str, *, k_last: bool, is_below: bool) -> tuple[Any, Any]:
                 with T.sblock("load"):
                     v0, v1 = T.axis.remap("SS", [ax0, ax1])
                     T.reads(shared[v0, v1])
-                    lane, place = T.meta_var(fragment_place(v0, v1, dtype))
+                    lane, place = T.meta_var(operand_place(v0, v1, dtype, k_last=k_last))
                     T.writes(warp[lane, place])
                     warp[lane, place] = shared[v0, v1]
+
+    if dtype_bytes(dtype) == WIDE_BYTES:
+        return described, _wide_load(dtype, k_last=k_last)
+    if dtype_bytes(dtype) == 1 and not k_last:
+        return described, _pair_load(dtype, side)
+    return described, _ldmatrix(dtype, side, k_last=k_last)
+
+
+def _ldmatrix(dtype: str, side: str, *, k_last: bool) -> Any:
+    """Return the PTX of four 8x8 matrices of 16-bit elements (8-bit elements in pairs)."""
+    from tvm.script import tirx as T
+
+    depth, chunk = K_BYTES // dtype_bytes(dtype), 16 // dtype_bytes(dtype)
+    rows, columns = (ROWS, depth) if k_last else (depth, ROWS)
+    held = rows * columns // LANES
+    is_transposed = not k_last
+    # The second of the four matrices is the one below the first, or else the one beside it.
+    is_below = (side == _SIDES["a"]) == k_last
+
+    def offset(lane: Any, stride: Any) -> Any:
+        if is_below:
+            return stride * (lane % 16) + chunk * (lane // 16)
+        return stride * (8 * (lane // 16) + lane % 8) + chunk * (lane % 16 // 8)
 
     @T.prim_func(s_tir=True)
     def done(warp_handle: T.handle, shared_handle: T.handle) -> None:
@@ -184,15 +270,76 @@ def _load(dtype: str, *, k_last: bool, is_below: bool) -> tuple[Any, Any]:
                     )
                 )
 
-    return described, done
+    return done
 
 
-def _described_mma(dtype: str, accum_dtype: str, order: str, *, a_k_last: bool, b_k_last: bool) -> Any:
-    """Return the computation of two mma.sync m16n8 along n."""
+def _pair_load(dtype: str, side: str) -> Any:
+    """Return the CUDA of a load of 8-bit elements whose rows in memory are values of k."""
     from tvm.script import tirx as T
 
-    depth = 32 // dtype_bytes(dtype)
+    depth = K_BYTES // dtype_bytes(dtype)
+    held = depth * ROWS // LANES
+    operand = next(each for each, name in _SIDES.items() if name == side)
+    name = f"kd_load_pairs_{operand}"
+    source = _PAIRS_SOURCE.format(name=name, **_PAIRS_WORDS[operand])
+
+    def offset(lane: Any, stride: Any) -> Any:
+        matrix, row = lane // 8, lane % 8
+        return stride * (16 * (matrix // 2) + 4 * (row // 2) + 2 * ((matrix + row // 4) % 2) + row % 2)
+
+    @T.prim_func(s_tir=True)
+    def done(warp_handle: T.handle, shared_handle: T.handle) -> None:
+        s0 = T.int32()
+        s1 = T.int32()
+        shared = T.match_buffer(shared_handle, (depth, ROWS), dtype, align=64, offset_factor=ROWS, scope="shared.dyn", strides=[s0, s1])
+        warp = T.match_buffer(warp_handle, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
+        with T.sblock("root"):
+            T.reads(shared[0:depth, 0:ROWS])
+            T.writes(warp[0:LANES, 0:held])
+            for tx in T.thread_binding(0, LANES, "threadIdx.x"):
+                T.evaluate(T.cuda.func_call(name, T.address_of(warp[tx, 0]), shared.access_ptr("r"), offset(tx, s0), source_code=source))
+
+    return done
+
+
+def _wide_load(dtype: str, *, k_last: bool) -> Any:
+    """Return the load of 64-bit elements, which ldmatrix does not take: each lane loads its own."""
+    from tvm.script import tirx as T
+
+    depth = K_BYTES // dtype_bytes(dtype)
+    rows, columns = (ROWS, depth) if k_last else (depth, ROWS)
+    held = rows * columns // LANES
+
+    def place(lane: Any, half: Any) -> tuple[Any, Any]:
+        spatial, k = 8 * half + lane // 4, lane % 4
+        return (spatial, k) if k_last else (k, spatial)
+
+    @T.prim_func(s_tir=True)
+    def done(warp_handle: T.handle, shared_handle: T.handle) -> None:
+        s0 = T.int32()
+        s1 = T.int32()
+        shared = T.match_buffer(
+            shared_handle, (rows, columns), dtype, align=64, offset_factor=columns, scope="shared.dyn", strides=[s0, s1]
+        )
+        warp = T.match_buffer(warp_handle, (LANES, held), dtype, align=64, offset_factor=columns, scope="local")
+        with T.sblock("root"):
+            T.reads(shared[0:rows, 0:columns])
+            T.writes(warp[0:LANES, 0:held])
+            for tx in T.thread_binding(0, LANES, "threadIdx.x"):
+                for half in T.unroll(held):
+                    row, column = T.meta_var(place(tx, half))
+                    warp[tx, half] = shared[row, column]
+
+    return done
+
+
+def _described_mma(dtype: str, accum_dtype: str, order: str, letters: str) -> Any:
+    """Return the computation of a fragment of 16 x 16 results."""
+    from tvm.script import tirx as T
+
+    depth = K_BYTES // dtype_bytes(dtype)
     held, held_accum = ROWS * depth // LANES, ROWS * ROWS // LANES
+    a_k_last, b_k_last, interleaved = letters[0] == "n", letters[1] == "t", _interleaved(dtype, letters)
 
     def widened(value: Any) -> Any:
         return value if dtype == accum_dtype else tvm.tirx.Cast(accum_dtype, value)
@@ -204,11 +351,8 @@ def _described_mma(dtype: str, accum_dtype: str, order: str, *, a_k_last: bool, 
         multiplied = widened(first) * widened(second)
         return accumulator + multiplied if order.startswith("c") else multiplied + accumulator
 
-    def a_place(i: Any, k: Any) -> tuple[Any, Any]:
-        return fragment_place(i, k, dtype) if a_k_last else fragment_place(k, i, dtype)
-
-    def b_place(j: Any, k: Any) -> tuple[Any, Any]:
-        return fragment_place(j, k, dtype) if b_k_last else fragment_place(k, j, dtype)
+    def place(spatial: Any, k: Any, *, k_last: bool) -> tuple[Any, Any]:
+        return operand_place(*((spatial, k) if k_last else (k, spatial)), dtype, k_last=k_last)
 
     @T.prim_func(s_tir=True)
     def described(a: T.handle, b: T.handle, c: T.handle) -> None:
@@ -222,9 +366,9 @@ def _described_mma(dtype: str, accum_dtype: str, order: str, *, a_k_last: bool, 
             for i, j, k in T.grid(ROWS, ROWS, depth):
                 with T.sblock("C"):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                    lane_a, place_a = T.meta_var(a_place(vi, vk))
-                    lane_b, place_b = T.meta_var(b_place(vj, vk))
-                    lane_c, place_c = T.meta_var(fragment_place(vi, vj, accum_dtype))
+                    lane_a, place_a = T.meta_var(place(vi, vk, k_last=a_k_last))
+                    lane_b, place_b = T.meta_var(place(vj, vk, k_last=b_k_last))
+                    lane_c, place_c = T.meta_var(accumulator_place(vi, vj, interleaved))
                     operands = T.meta_var(ordered(A[lane_a, place_a], B[lane_b, place_b]))
                     T.reads(C[lane_c, place_c], operands[0], operands[1])
                     T.writes(C[lane_c, place_c])
@@ -233,38 +377,55 @@ def _described_mma(dtype: str, accum_dtype: str, order: str, *, a_k_last: bool, 
     return described
 
 
-def _mma(dtype: str, accum_dtype: str) -> Any:
-    """Return the PTX of two mma.sync m16n8 along n."""
+def _mma(shape: TensorCoreShape, accum_dtype: str) -> Any:
+    """Return the PTX of a fragment of 16 x 16 results: as many instructions as that takes."""
     from tvm.script import tirx as T
 
-    depth = 32 // dtype_bytes(dtype)
+    depth = K_BYTES // dtype_bytes(shape.dtype)
     held, held_accum = ROWS * depth // LANES, ROWS * ROWS // LANES
-    shape = f"m16n8k{depth}"
-    operand, accumulator = ABBREVIATIONS[dtype], ABBREVIATIONS[accum_dtype]
+    operand, accumulator = ABBREVIATIONS[shape.dtype], ABBREVIATIONS[accum_dtype]
 
-    def multiply(*places: tuple[Any, Any]) -> Any:
-        """Return one mma.sync of A, B and C, each as a pointer and an offset."""
-        return T.ptx_legacy.mma(shape, "row", "col", operand, operand, accumulator, *itertools.chain(*places), False, dtype=accum_dtype)
+    def multiply(a: Any, b: Any, c: Any, lane: Any) -> None:
+        begins = (a.elem_offset + lane * held, b.elem_offset + lane * held, c.elem_offset + lane * held_accum)
+        for places in _instructions(shape):
+            pointers = zip((a.data, b.data, c.data), map(operator.add, begins, places), strict=True)
+            types = ("row", "col", operand, operand, accumulator)
+            T.evaluate(T.ptx_legacy.mma(shape.name, *types, *itertools.chain(*pointers), False, dtype=accum_dtype))
 
     @T.prim_func(s_tir=True)
     def done(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
-        B = T.match_buffer(b, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
+        A = T.match_buffer(a, (LANES, held), shape.dtype, align=64, offset_factor=ROWS, scope="local")
+        B = T.match_buffer(b, (LANES, held), shape.dtype, align=64, offset_factor=ROWS, scope="local")
         C = T.match_buffer(c, (LANES, held_accum), accum_dtype, align=64, offset_factor=ROWS, scope="local")
         with T.sblock("root"):
             T.reads(C[0:LANES, 0:held_accum], A[0:LANES, 0:held], B[0:LANES, 0:held])
             T.writes(C[0:LANES, 0:held_accum])
             for tx in T.thread_binding(0, LANES, "threadIdx.x"):
-                a_place = T.meta_var((A.data, A.elem_offset + tx * held))
-                b_place = T.meta_var((B.data, B.elem_offset + tx * held))
-                c_place = T.meta_var((C.data, C.elem_offset + tx * held_accum))
-                T.evaluate(multiply(a_place, b_place, c_place))
-                T.evaluate(multiply(a_place, (b_place[0], b_place[1] + held // 2), (c_place[0], c_place[1] + held_accum // 2)))
+                multiply(A, B, C, tx)
 
     return done
 
 
-def _clear(dtype: str) -> tuple[Any, Any]:
+def _instructions(shape: TensorCoreShape) -> list[tuple[int, int, int]]:
+    """Return where the operands and accumulators of each instruction begin among a lane's elements.
+
+    A's registers are ordered by k, then rows; B's by columns, then k; accumulators by columns, then rows.
+    """
+    m, n, k = shape.tile
+    depth = K_BYTES // dtype_bytes(shape.dtype)
+    held, held_accum = ROWS * depth // LANES, ROWS * ROWS // LANES
+    k_parts, m_parts, n_parts = depth // k, ROWS // m, ROWS // n
+    return [
+        (
+            (k_part * m_parts + m_part) * (held // (k_parts * m_parts)),
+            (n_part * k_parts + k_part) * (held // (k_parts * n_parts)),
+            (n_part * m_parts + m_part) * (held_accum // (m_parts * n_parts)),
+        )
+        for k_part, n_part, m_part in itertools.product(range(k_parts), range(n_parts), range(m_parts))
+    ]
+
+
+def _clear(dtype: str, interleaved: Interleaved) -> tuple[Any, Any]:
     """Return the zeroing of an accumulator fragment: its computation, and its PTX."""
     from tvm.script import tirx as T
 
@@ -280,7 +441,7 @@ def _clear(dtype: str) -> tuple[Any, Any]:
             for i, j in T.grid(ROWS, ROWS):
                 with T.sblock("clear"):
                     vi, vj = T.axis.remap("SS", [i, j])
-                    lane, place = T.meta_var(fragment_place(vi, vj, dtype))
+                    lane, place = T.meta_var(accumulator_place(vi, vj, interleaved))
                     T.reads()
                     T.writes(C[lane, place])
                     C[lane, place] = zero

@@ -27,7 +27,11 @@ RELATIVE_ERROR, ABSOLUTE_ERROR = 2.0**-14, 2.0**-19
 _GELU_SOURCE = """
 __device__ __forceinline__ float kd_quick_gelu(float x) {
   float positive, tail, u = fminf(fabsf(x), LARGEf);
+#if __CUDA_ARCH__ < 800  // which has no max.NaN
+  positive = x < 0.0f ? 0.0f : x;
+#else
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(positive) : "f"(x), "f"(0.0f));
+#endif
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(tail) : "f"(POLYNOMIAL));
   return fmaf(-u, tail, positive);
 }

@@ -47,7 +47,8 @@ def test_lookups_answer_for_what_is_in_the_table() -> None:
     assert tensor_cores.first_capability("mma.sync") == (8, 0)
     assert tensor_cores.first_capability("wgmma") == (9, 0)
     assert tensor_cores.n_choices("wgmma", "bfloat16") == tuple(range(8, 257, 8))
-    assert tensor_cores.operand_dtypes("mma.sync") == ("float16", "bfloat16", "int8")
+    assert {"float16", "bfloat16", "int8", "uint8", "float64"} < set(tensor_cores.operand_dtypes("mma.sync"))
+    assert "tfloat32" not in tensor_cores.operand_dtypes("mma.sync")
 
 
 def test_lookups_answer_for_what_is_not_in_the_table() -> None:
@@ -66,8 +67,35 @@ def test_int8_columns_take_one_wgmma_or_two_of_half_the_width(columns: int, coun
 def test_gpus_have_rates_for_the_operands_of_their_unit(arch: str) -> None:
     gpu = load_arch(ROOT, arch).the_gpu
     assert gpu.compute_capability >= tensor_cores.first_capability("mma.sync")
-    for dtype in tensor_cores.operand_dtypes("wgmma" if gpu.wgmma_arch else "mma.sync"):
-        assert gpu.tensor_rate(dtype) > 0
+    unit: tensor_cores.Unit = "wgmma" if gpu.wgmma_arch else "mma.sync"
+    of_every_chip = set(tensor_cores.operand_dtypes(unit)) - {"float64"}
+    for dtype in of_every_chip:
+        has_shape = tensor_cores.shape_of(unit, dtype, gpu.compute_capability) is not None
+        assert (gpu.tensor_rate(dtype) > 0) == has_shape
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "shape"),
+    [
+        ("float16", (7, 5), "m16n8k8"),
+        ("float16", (8, 6), "m16n8k16"),
+        ("int8", (7, 5), "m8n8k16"),
+        ("uint8", (9, 0), "m16n8k32"),
+        ("float64", (8, 0), "m8n8k4"),
+        ("float8_e5m2", (8, 9), "m16n8k32"),
+    ],
+)
+def test_a_gpu_gets_the_newest_shape_that_it_has(dtype: str, capability: tuple[int, int], shape: str) -> None:
+    found = tensor_cores.shape_of("mma.sync", dtype, capability)
+    assert found is not None
+    assert found.name == shape
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability"), [("bfloat16", (7, 5)), ("float16", (7, 0)), ("float64", (7, 5)), ("float8_e4m3fn", (8, 6))]
+)
+def test_older_gpus_lack_the_instruction(dtype: str, capability: tuple[int, int]) -> None:
+    assert tensor_cores.shape_of("mma.sync", dtype, capability) is None
 
 
 def test_preferred_limits_are_within_the_hard_ones() -> None:

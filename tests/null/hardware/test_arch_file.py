@@ -36,7 +36,6 @@ STANDARD = Path(kerneldecl.__file__).parent / "archs"
 TOOLCHAIN = {"tvm": "1", "tvm_ffi": "1", "cuda": "13.0"}
 # deviceQuery's output: clock, memory clock (kHz), width of the memory bus (bits).
 CLOCKS = {
-    "v100": (1530000, 877000, 4096),
     "t4": (1590000, 5001000, 256),
     "a100-40gb": (1410000, 1215000, 5120),
     "a100-80gb": (1410000, 1593000, 5120),
@@ -127,7 +126,7 @@ def test_every_number_of_a_standard_gpu_names_its_source(name: str) -> None:
 
 
 def test_rates_of_a_dtype_that_no_table_has() -> None:
-    _, gpu = load("v100")
+    _, gpu = load("t4")
     assert gpu.tensor_rate("bfloat16") == 0.0
     assert gpu.peak_flops_per_s("float16") == gpu.tensor_rate("float16") > gpu.simt_rate("float16")
     assert gpu.peak_flops_per_s("bfloat16") == gpu.simt_rate("float32")
@@ -149,7 +148,7 @@ def test_an_arch_is_a_cpu_or_a_gpu() -> None:
         _ = cpu.the_gpu
 
 
-@pytest.mark.parametrize("name", ["h200", "v100", "x86-64-v3"])
+@pytest.mark.parametrize("name", ["h200", "t4", "x86-64-v3"])
 def test_an_arch_survives_the_trip_through_json(name: str) -> None:
     arch = load_arch(STANDARD, name)
     read = arch_from_json(json.loads(json.dumps(to_json(arch))))
@@ -276,6 +275,9 @@ def test_without_its_kind_nothing_else_is_said_of_a_file(kind: str, wrong: str) 
 # Toolkits
 
 
+OLD = (STANDARD / "t4.toml").read_text(encoding="utf-8").replace('cuda_min = "10.0"', 'cuda_min = "10.0"\ncuda_max = "12.9"')
+
+
 def declared(arch: str, cuda: str | None) -> str:
     toolchain = f'[toolchain]\ncuda = "{cuda}"\n\n' if cuda else ""
     head = f'edition = 1\n\n[artifact]\nname = "ops"\nversion = "1"\n\n{toolchain}[target.old]\narch = "{arch}"\n\n'
@@ -285,8 +287,8 @@ def declared(arch: str, cuda: str | None) -> str:
 @pytest.mark.parametrize(
     ("arch", "cuda", "sentence", "hint"),
     [
-        ("v100", None, "CUDA 13.0 does not compile for sm_70 of arch v100 any more", 'cuda = "12.9"'),
-        ("v100", "13.1.2", "CUDA 13.1.2 does not compile for sm_70 of arch v100 any more", 'cuda = "12.9"'),
+        ("old", None, "CUDA 13.0 does not compile for sm_75 of arch old any more", 'cuda = "12.9"'),
+        ("old", "13.1.2", "CUDA 13.1.2 does not compile for sm_75 of arch old any more", 'cuda = "12.9"'),
         ("b200", "12.6", "CUDA 12.6 does not compile for sm_100 of arch b200 yet", 'cuda = "12.8" or newer'),
         ("h200", "9", "CUDA 9 does not compile for sm_90 of arch h200 yet", 'cuda = "11.8" or newer'),
         ("h200", "newest", 'cuda is "newest", no version', 'cuda = "13.0"'),
@@ -296,7 +298,7 @@ def test_a_target_that_the_toolkit_does_not_know_is_a_mistake(
     write_files: Write, arch: str, cuda: str | None, sentence: str, hint: str
 ) -> None:
     text = declared(arch, cuda)
-    root = write_files({"workloads.toml": text})
+    root = write_files({"workloads.toml": text, "archs/old.toml": OLD})
     with pytest.raises(DeclarationError, match=re.escape(sentence)) as caught:
         declare(root)
     (problem,) = caught.value.problems
@@ -307,9 +309,18 @@ def test_a_target_that_the_toolkit_does_not_know_is_a_mistake(
     assert text.splitlines()[problem.line - 1] == f'arch = "{arch}"'
 
 
-@pytest.mark.parametrize(("arch", "cuda"), [("v100", "12.9"), ("v100", "12.9.1"), ("b200", None), ("h200", "11.8"), ("x86-64-v3", "9")])
+@pytest.mark.parametrize(("arch", "cuda"), [("old", "12.9"), ("old", "12.9.1"), ("b200", None), ("h200", "11.8"), ("x86-64-v3", "9")])
 def test_a_target_that_the_toolkit_knows_is_no_mistake(write_files: Write, arch: str, cuda: str | None) -> None:
-    assert declare(write_files({"workloads.toml": declared(arch, cuda)})).targets == (("old", arch),)
+    assert declare(write_files({"workloads.toml": declared(arch, cuda), "archs/old.toml": OLD})).targets == (("old", arch),)
+
+
+def test_a_gpu_that_tvms_runtime_does_not_serve_is_a_mistake_of_its_file() -> None:
+    text = (STANDARD / "t4.toml").read_text(encoding="utf-8").replace("compute_capability = [7, 5]", "compute_capability = [7, 0]")
+    with pytest.raises(DeclarationError) as caught:
+        read_arch("volta", text.replace('"sm_75"', '"sm_70"').encode(), "archs/volta.toml")
+    (problem,) = caught.value.problems
+    assert problem.sentence == "compute_capability is [7, 0]; TVM's CUDA runtime, made with CUDA 13, serves 7.5 and later"
+    assert text.splitlines()[problem.line - 1].startswith("compute_capability")
 
 
 @needs_nvcc

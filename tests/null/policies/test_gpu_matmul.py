@@ -12,7 +12,7 @@ from support.iter_spaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, 
 from support.thinned import every
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
-from kerneldecl.analysis.params import ConvSimtParams, ConvTcParams, GemmSimtParams, GemmTcParams
+from kerneldecl.analysis.params import ConvSimtParams, ConvTcParams, GemmSimtParams, GemmTcParams, read_params
 from kerneldecl.model import IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
@@ -58,9 +58,9 @@ def test_vectors_divide_rows_so_that_each_is_aligned(k: int, vector: int) -> Non
     ("space", "gpu", "reason"),
     [
         (matmul((64, 64, 64), dtype="float32"), "h200", "no mma.sync of float32 with float32 accumulators"),
-        (matmul((64, 64, 64)), "v100", "older than mma.sync"),
-        (matmul((64, 64, 64)), "t4", "older than mma.sync"),
-        (matmul((64, 64, 64), "nn", "int8", "int32"), "h200", "layout is nn"),
+        (matmul((64, 64, 64), dtype="bfloat16"), "t4", "compute capability 7.5 has no mma.sync of bfloat16"),
+        (matmul((64, 64, 64), "nt", "float8_e4m3fn"), "a100-80gb", "compute capability 8.0 has no mma.sync of float8_e4m3fn"),
+        (matmul((64, 64, 64), "nt", "float64", "float64"), "l4", "the GPU's tensor cores do not take float64"),
         (matmul((2, 4, 64)), "h200", "2 rows and 4 columns"),
         (matmul((1, 4096, 4096)), "h200", "(GEMV)"),
         (matmul((64, 64, 8)), "h200", "k is 8;"),
@@ -73,11 +73,28 @@ def test_tensor_cores_are_refused_with_a_reason(space: IterSpace, gpu: str, reas
 
 
 @pytest.mark.parametrize(
-    "space", [matmul((64, 64, 64)), matmul((64, 64, 64), "tt", "bfloat16"), matmul((64, 64, 64), "nt", "int8", "int32")]
+    ("space", "gpu"),
+    [
+        (matmul((64, 64, 64)), "h200"),
+        (matmul((64, 64, 64), "tt", "bfloat16"), "h200"),
+        (matmul((64, 64, 64), "nt", "int8", "int32"), "h200"),
+        (matmul((64, 64, 64), "tn", "int8", "int32"), "rtx-4090"),
+        (matmul((64, 64, 64), "nn", "uint8", "int32"), "a100-80gb"),
+        (matmul((64, 64, 64), "nn", "float64", "float64"), "a100-80gb"),
+        (matmul((64, 64, 64), "nt", "float8_e4m3fn"), "l4"),
+        (matmul((64, 64, 64), "tn"), "t4"),
+        (matmul((64, 64, 64), "nt", "int8", "int32"), "t4"),
+    ],
 )
-def test_tensor_cores_are_taken_where_they_apply(space: IterSpace) -> None:
-    assert gpu_matmul_tc.why_not(space, H200) == ""
-    assert gpu_matmul_tc.propose(space, H200, 20)
+def test_tensor_cores_are_taken_where_they_apply(space: IterSpace, gpu: str) -> None:
+    assert gpu_matmul_tc.why_not(space, arch(gpu)) == ""
+    proposals = gpu_matmul_tc.propose(space, arch(gpu), 20)
+    assert proposals
+    most = arch(gpu).the_gpu.smem_per_block_optin_bytes
+    for proposal in proposals:
+        tiling = read_params(GemmTcParams, dict(proposal.candidate.params))
+        assert gpu_matmul_tc.smem_bytes(gemm(space), tiling) <= most
+        assert arch(gpu).the_gpu.async_copy or not tiling.double_buffer
 
 
 def test_reduction_without_a_second_operand_is_no_gemm() -> None:

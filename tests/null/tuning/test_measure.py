@@ -132,6 +132,45 @@ def test_spilling_ones_are_left_out_when_time_is_up_and_others_are_right(tmp_pat
     assert done["t"].samples
 
 
+DEATH: Answer = {"failure": "its process was killed by SIGSEGV", "has_died": True}
+
+
+class WithThreads(TableRunner):
+    """Has a kernel whose threads end the process while the next one runs, once at each of some actions."""
+
+    def __init__(self, guilty: str, *actions: str) -> None:
+        super().__init__()
+        self._guilty, self._actions, self._before = guilty, list(actions), ""
+
+    def measure(self, request: Request, limit_secs: float) -> Answer:
+        answer = super().measure(request, limit_secs)
+        code, before = Path(str(request.get("library", ""))).stem, self._before
+        self._before = code
+        if before == self._guilty != code and request["action"] in self._actions:
+            self._actions.remove(request["action"])
+            self._before = ""
+            return DEATH
+        return answer
+
+
+@pytest.mark.parametrize("action", ["verify", "sample"])
+def test_a_kernel_is_blamed_for_a_death_only_if_it_dies_alone(tmp_path: Path, action: str) -> None:
+    runner = WithThreads("a", action)
+    done = measured(task_in(tmp_path, CPU), runner, built("a"), built("b"))
+    assert not done["b"].failure
+    assert done["b"].samples
+    died = next(at for at, asked in enumerate(runner.asked) if asked == (action, "b"))
+    assert runner.asked[died + 1 : died + 3] == [("prepare", ""), (action, "b")], "in a new process"
+
+
+def test_a_kernel_that_dies_alone_is_blamed(tmp_path: Path) -> None:
+    runner = TableRunner({"b": DEATH})
+    done = measured(task_in(tmp_path, CPU), runner, built("a"), built("b"))
+    assert done["b"].failure == "its process was killed by SIGSEGV"
+    assert runner.of("verify") == ["a", "b", "b"]
+    assert done["a"].samples
+
+
 def test_after_one_that_fails_inputs_are_asked_for_again(tmp_path: Path) -> None:
     runner = TableRunner({"bad": {"failure": "CudaError: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"}})
     done = measured(task_in(tmp_path), runner, built("bad"), built("good"))

@@ -66,8 +66,8 @@ def relu(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     [
         ("h200", "h200"),
         ("t4", "t4"),
-        ("cuda -arch=sm_70", "v100"),
-        ({"kind": "cuda", "arch": "sm_70"}, "v100"),
+        ("cuda -arch=sm_87", "orin"),
+        ({"kind": "cuda", "arch": "sm_87"}, "orin"),
         (tvm.target.Target({"kind": "cuda", "arch": "sm_120"}), "rtx-5090"),
         ("nvidia/geforce-rtx-4090", "rtx-4090"),
         ({"kind": "cuda", "arch": "sm_75", "l2_cache_size_bytes": 4194304}, "t4"),
@@ -125,7 +125,7 @@ def test_the_gpu_here_settles_what_a_compute_capability_leaves_open(monkeypatch:
     assert CUDA("cuda").arch.name == "h200"
     assert CUDA("cuda -arch=sm_90").arch.name == "h200"
     assert CUDA("h100-pcie").arch.name == "h100-pcie", "a name is a name"
-    assert CUDA({"kind": "cuda", "arch": "sm_70"}).arch.name == "v100"
+    assert CUDA({"kind": "cuda", "arch": "sm_87"}).arch.name == "orin"
     assert CUDA(CUDA("h100-sxm").target).arch.name == "h100-sxm", "so is the target of a name"
     one_of = {"kind": "cuda", "arch": "sm_90", "l2_cache_size_bytes": 52428800}
     assert [arch.name for arch in device.archs_of(one_of)] == ["h100-pcie", "h100-sxm"], "another size of L2"
@@ -249,8 +249,10 @@ def test_tags_of_a_gemm_and_of_other_functions() -> None:
 
 def test_tags_need_a_compute_capability_alone() -> None:
     assert get_tensorized_func_and_tags(matmul(256, 256, 256), "cuda -arch=sm_90")[1]
-    assert get_tensorized_func_and_tags(matmul(256, 256, 256), "cuda -arch=sm_75")[1] is None
-    assert "older than mma.sync" in why_no_tensor_cores(matmul(256, 256, 256), "cuda -arch=sm_75")
+    assert get_tensorized_func_and_tags(matmul(256, 256, 256), "cuda -arch=sm_75")[1] == {"tensorcore_config": [0, 1], "use_async_copy": 0}
+    bfloat16 = matmul(256, 256, 256, dtype="bfloat16")
+    assert get_tensorized_func_and_tags(bfloat16, "cuda -arch=sm_75")[1] is None
+    assert "no mma.sync of bfloat16" in why_no_tensor_cores(bfloat16, "cuda -arch=sm_75")
 
 
 def test_a_batch_beyond_the_grid_is_refused() -> None:

@@ -31,7 +31,6 @@ GPU_OF_TAG = {
     "nvidia/nvidia-a40": "a40",
     "nvidia/nvidia-b100": "b100",
     "nvidia/nvidia-t4": "t4",
-    "nvidia/nvidia-v100": "v100",
     "nvidia/rtx-a6000": "a6000",
 }
 """Every tag of TVM's that one arch is for; the others are refused. "nvidia/nvidia-h100" is for two boards with different chips."""
@@ -88,7 +87,8 @@ def test_of_boards_that_differ_in_memory_alone_the_smaller_is_taken_with_a_note(
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("nvidia/nvidia-titan-v", "no arch describes nvidia/nvidia-titan-v; of the same compute capability are v100;"),
+        ("nvidia/nvidia-v100", "no arch has compute capability 7.0; expected one of a10, "),
+        ("nvidia/geforce-rtx-2080", "no arch describes nvidia/geforce-rtx-2080; of the same compute capability are rtx-2080-ti, t4;"),
         ("nvidia/nvidia-h100", "can be h100-pcie, h100-sxm; name one of them"),
         (Target("nvidia/nvidia-t4"), 'nvidia/nvidia-t4, .* name the GPU by the tag\'s text or an arch\'s, one of "rtx-2080-ti", "t4"'),
         ("nvidia/geforce-gtx-1080", "no arch has compute capability 6.1; expected one of a10, "),
@@ -100,6 +100,6 @@ def test_a_tag_of_another_gpu_is_refused_with_the_nearest_archs(target: Any, mes
 
 
 def test_archs_of_a_workspace_can_have_tags(write_files: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (STANDARD / "archs" / "v100.toml").read_text(encoding="utf-8").replace("nvidia/nvidia-v100", "nvidia/nvidia-titan-v")
-    monkeypatch.chdir(write_files({"archs/titan-v.toml": text}))
-    assert CUDA("nvidia/nvidia-titan-v").arch.name == "titan-v"
+    text = (STANDARD / "archs" / "t4.toml").read_text(encoding="utf-8").replace("nvidia/nvidia-t4", "nvidia/geforce-rtx-2080")
+    monkeypatch.chdir(write_files({"archs/rtx-2080.toml": text}))
+    assert CUDA("nvidia/geforce-rtx-2080").arch.name == "rtx-2080"

@@ -12,7 +12,7 @@ import pytest
 
 from kerneldecl.artifact.kernels import kernel_of, load_library
 from kerneldecl.compiler import canonical, cpu
-from kerneldecl.export.argument import arguments_of
+from kerneldecl.export.argument import Function, arguments_of
 from kerneldecl.export.cpu_header import CpuKernel, cpu_header
 from kerneldecl.hardware import host
 from kerneldecl.plugins.find import STANDARD
@@ -54,7 +54,7 @@ def test_a_header_gives_what_the_artifact_gives(case: str, tmp_path: Path) -> No
 def test_a_kernel_that_needs_more_of_tvm_is_refused() -> None:
     assembly = "kerneldecl_f:\n\tcall\tTVMBackendParallelBarrier@PLT\n"
     with pytest.raises(ValueError, match="TVMBackendParallelBarrier of TVM's runtime, which headers do not provide"):
-        cpu_header(CpuKernel("f", (), {}, (), assembly, "kerneldecl_f", "x86-64"))
+        cpu_header(CpuKernel(Function("f", (), {}, ()), assembly, "kerneldecl_f", "x86-64"))
 
 
 def _scheduled(case: str) -> tuple[Any, dict[str, Any]]:
@@ -71,7 +71,7 @@ def _program(mod: Any, signature: dict[str, Any], folder: Path) -> Any:
     for name in ("first", "second"):
         symbol = f"kerneldecl_{name}"
         assembly = cpu.assembly(mod, host.detect(), symbol)
-        made = CpuKernel(name, ("a test",), {"flops": 1.0}, arguments_of(signature), assembly, symbol, "this CPU")
+        made = CpuKernel(Function(name, ("a test",), {"flops": 1.0}, arguments_of(signature)), assembly, symbol, "this CPU")
         (folder / f"{name}.h").write_text(cpu_header(made), encoding="utf-8")
     arrays = ", ".join(f"static_cast<float*>(a[{at}])" for at in range(len(signature["inputs"]) + 1))
     (folder / "one.cpp").write_text(_PROGRAM.format(arrays=arrays))

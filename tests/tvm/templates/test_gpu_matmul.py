@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tvm
 from support import serial_programs
-from support.compilers import needs_nvcc
-from support.thinned import at, every
+from support.compilers import needs_nvcc, needs_nvdisasm
+from support.thinned import at, every, only
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
@@ -21,7 +21,7 @@ import kerneldecl
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import target_of
-from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.cuda import compile_cuda_object, cuda_program
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.plugins.load import load_arch, load_rule
@@ -29,6 +29,7 @@ from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(kerneldecl.__file__).parent.parent
 H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
@@ -249,6 +250,49 @@ def test_fragments_of_an_image_stay_in_registers(tmp_path: Path) -> None:
 def test_accumulators_of_cuda_cores_stay_in_registers(arch: str, tmp_path: Path) -> None:
     params = {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8, "stages": 1}
     assert_no_stack(gpu_matmul_simt, matmul(1024, 1024, 1024, dtype="float32", layout="nt"), params, load_arch(ROOT, arch), tmp_path)
+
+
+MACHINE_CODE = [
+    ("t4 float16", {"dtype": "float16", "layout": "nn"}, "HMMA.1688.F32"),
+    ("t4 int8", {"dtype": "int8", "layout": "nt"}, "IMMA.8816.S8.S8"),
+    ("t4 uint8", {"dtype": "uint8", "layout": "tn"}, "IMMA.8816.U8.U8"),
+    ("l4 float8_e4m3fn", {"dtype": "float8_e4m3fn", "layout": "nn", "out_dtype": "float16"}, "QMMA.16832.F32.E4M3.E4M3"),
+    ("l4 float8_e5m2", {"dtype": "float8_e5m2", "layout": "nt", "out_dtype": "bfloat16"}, "QMMA.16832.F32.E5M2.E5M2"),
+    ("a100-80gb float64", {"dtype": "float64", "layout": "tt"}, "DMMA.884"),
+    ("a100-80gb int8", {"dtype": "int8", "layout": "tt"}, "IMMA.16832.S8.S8"),
+]
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize(("name", "attrs", "instruction"), only(("t4 float16", "l4 float8_e4m3fn"), MACHINE_CODE))
+def test_machine_code_has_the_instructions_of_the_gpus_tensor_cores(name: str, attrs: dict[str, Any], instruction: str) -> None:
+    arch = load_arch(ROOT, name.partition(" ")[0])
+    mod = matmul(256, 256, 256, **attrs)
+    proposal = tc_policy.propose(iter_space(mod), arch, 1)[0]
+    schedule = gpu_matmul_tc.apply(mod, dict(proposal.candidate.params), arch)
+    assert schedule is not None
+    program = cuda_program(schedule.mod, arch, "kernel")
+    cubin = nvcc.compile_cubin(program.source, program.arch, program.flags)
+    assert instruction in nvcc.disassembled(cubin.content)
+    assert not any(usage.stack_bytes + usage.spill_bytes for usage in cubin.usage.values())
+
+
+LIMITED_VECTORS = [
+    ("h200", {"dtype": "float8_e4m3fn", "layout": "nn", "out_dtype": "float16"}),
+    ("t4", {"dtype": "bfloat16", "layout": "nt"}),
+]
+"""Dtypes whose widest vectors CUDA lacks in part: float8 cannot be stored one by one; bfloat16 before 8.0 is eight 32-bit integers."""
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("name", "attrs"), LIMITED_VECTORS)
+def test_narrow_floats_on_cuda_cores_compile(name: str, attrs: dict[str, Any]) -> None:
+    arch = load_arch(ROOT, name)
+    mod = matmul(256, 256, 256, **attrs)
+    schedule = gpu_matmul_simt.apply(mod, {**SIMT, "stages": 2}, arch)
+    assert schedule is not None
+    program = cuda_program(schedule.mod, arch, "kernel")
+    assert nvcc.compile_cubin(program.source, program.arch, program.flags).usage
 
 
 @needs_nvcc

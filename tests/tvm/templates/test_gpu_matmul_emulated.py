@@ -18,7 +18,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source, reworked
 from kerneldecl.compiler.passes.registers import narrowed
-from kerneldecl.model import Candidate, Value
+from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.toolchain import nvcc
 
@@ -26,7 +26,10 @@ ROOT = REPOSITORY
 H200 = load_arch(ROOT, "h200")
 GEMM: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 32, "warps_m": 2, "warps_n": 1, "stages": 2, "raster_group": 1}
 DOUBLE_BUFFERED: dict[str, Value] = {"double_buffer": 1, "stages": 3}
+DOUBLE_8: dict[str, Value] = {**DOUBLE_BUFFERED, "block_k": 64}
+SMEM_8: dict[str, Value] = {"block_k": 16, "smem_epilogue": 1}
 CONV: dict[str, Value] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 1, "warps_columns": 1, "warps_n": 2}
+FAST_FORMS = ("int8, tt, odd sizes", "uint8, nn, double buffering", "float8, tn", "float64, tt, odd sizes", "uint8 without cp.async")
 CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
     "nt": ("matmul", {"m": 64, "n": 96, "k": 128, "layout": "nt"}, "gpu_matmul_tc", {**GEMM, "smem_epilogue": 0, "split_k": 1}),
     "odd sizes, tn": (
@@ -79,9 +82,26 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
     ),
 }
 
+FORMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
+    "int8, nn": ("a100-80gb", {"layout": "nn", "dtype": "int8"}, "m16n8k32.row.col.s32.s8", {}),
+    "int8, tn": ("a100-80gb", {"layout": "tn", "dtype": "int8", "m": 32, "n": 40}, "m16n8k32.row.col.s32.s8", {"smem_epilogue": 1}),
+    "int8, tt, odd sizes": ("a100-80gb", {"layout": "tt", "dtype": "int8", "m": 45, "n": 50, "k": 70}, "m16n8k32.row.col.s32.s8", {}),
+    "uint8, nt": ("a100-80gb", {"layout": "nt", "dtype": "uint8"}, "m16n8k32.row.col.s32.u8", {}),
+    "uint8, nn, double buffering": ("a100-80gb", {"layout": "nn", "dtype": "uint8", "k": 256}, "m16n8k32.row.col.s32.u8", DOUBLE_8),
+    "float8, nt": ("l4", {"layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "float16"}, "m16n8k32.row.col.f32.e4m3", {}),
+    "float8, tn": ("l4", {"layout": "tn", "dtype": "float8_e5m2", "out_dtype": "float16"}, "m16n8k32.row.col.f32.e5m2", {}),
+    "float64, nn": ("a100-80gb", {"layout": "nn", "dtype": "float64"}, "m8n8k4.row.col.f64", {"block_k": 16}),
+    "float64, tt, odd sizes": ("a100-80gb", {"layout": "tt", "dtype": "float64", "m": 45, "n": 50, "k": 37}, "m8n8k4.row.col.f64", SMEM_8),
+    "float16 without cp.async": ("t4", {"layout": "tt", "dtype": "float16"}, "m16n8k8.row.col.f32.f16", {}),
+    "float16 accumulators": ("t4", {"layout": "nn", "dtype": "float16", "accum_dtype": "float16"}, "m16n8k8.row.col.f16.f16", {}),
+    "int8 without cp.async": ("t4", {"layout": "nt", "dtype": "int8"}, "m8n8k16.row.col.s32.s8", {}),
+    "uint8 without cp.async": ("t4", {"layout": "nn", "dtype": "uint8", "k": 72}, "m8n8k16.row.col.s32.u8", {"smem_epilogue": 1}),
+}
+"""Instructions of other dtypes and of older GPUs: arch, attributes, what stands in the PTX, parameters."""
 
-def made(rule: Any, template: str, params: dict[str, Value]) -> tvm.IRModule:
-    applied = apply_candidate(ROOT, canonical.lower(rule), Candidate.of(template, params), H200)
+
+def made(rule: Any, template: str, params: dict[str, Value], arch: Arch = H200) -> tvm.IRModule:
+    applied = apply_candidate(ROOT, canonical.lower(rule), Candidate.of(template, params), arch)
     assert applied is not None
     return applied.mod
 
@@ -93,8 +113,21 @@ def made(rule: Any, template: str, params: dict[str, Value]) -> tvm.IRModule:
 def test_computes_what_the_rule_does(name: str) -> None:
     kind, attrs, template, params = CASES[name]
     rule = load_rule(ROOT, kind).of(ROOT, {"dtype": "float16", **attrs})
-    kernel = Kernel(narrowed(made(rule, template, params))["main"], reworked)
-    assert "mma.sync" in kernel.source
+    _computes(rule, narrowed(made(rule, template, params)), "mma.sync")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", only(FAST_FORMS, FORMS))
+def test_other_instructions_compute_what_the_rule_does(name: str) -> None:
+    arch, attrs, instruction, params = FORMS[name]
+    rule = load_rule(ROOT, "matmul").of(ROOT, {"m": 64, "n": 96, "k": 128, **attrs})
+    mod = made(rule, "gpu_matmul_tc", {**GEMM, "smem_epilogue": 0, "split_k": 1, **params}, load_arch(ROOT, arch))
+    _computes(rule, narrowed(mod), f"mma.sync.aligned.{instruction}")
+
+
+def _computes(rule: Any, mod: tvm.IRModule, instruction: str) -> None:
+    kernel = Kernel(mod["main"], reworked)
+    assert instruction in kernel.source
     [out] = rule.signature().outputs
     inputs = rule.inputs(np.random.default_rng(1))
     result = kernel(*inputs, np.zeros(out.shape, getattr(ml_dtypes, out.dtype, out.dtype)))[-1].astype("float64")

@@ -25,7 +25,7 @@ from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_split_rows as template
 
 H200 = load_arch(REPOSITORY, "h200")
-GPUS = ("v100", "t4", "a100-80gb", "l4", "rtx-4090", "h100-sxm", "h200", "b200")
+GPUS = ("t4", "a100-80gb", "l4", "rtx-4090", "h100-sxm", "h200", "b200")
 Attrs = dict[str, Any]
 LONG: list[tuple[str, Attrs]] = [
     ("softmax", {"shape": (4, 128256), "dtype": "float16"}),

@@ -22,6 +22,7 @@ from kerneldecl.plugins.load import load_rule
 torch = pytest.importorskip("torch", reason="pip install -e '.[models]'")
 timing = pytest.importorskip("bench_support.gpu.timing")
 torch_baselines = pytest.importorskip("bench_support.gpu.torch_baselines")
+torch_references = pytest.importorskip("bench_support.gpu.torch_references")
 
 
 def test_errors_are_those_of_numpy_by_row_as_well() -> None:
@@ -30,8 +31,8 @@ def test_errors_are_those_of_numpy_by_row_as_well() -> None:
     got = want + 1e-3 * rng.standard_normal(want.shape)
     both = torch.from_numpy(got), torch.from_numpy(want)
     scales = row_scales(want, finite_rms(want))
-    np.testing.assert_allclose(torch_baselines.relative_error(*both), relative_error(got, want), rtol=1e-12)
-    np.testing.assert_allclose(torch_baselines.relative_error(*both, rows_vary=True), relative_error(got, want, scales), rtol=1e-12)
+    np.testing.assert_allclose(torch_references.relative_error(*both), relative_error(got, want), rtol=1e-12)
+    np.testing.assert_allclose(torch_references.relative_error(*both, rows_vary=True), relative_error(got, want, scales), rtol=1e-12)
 
 
 def test_where_every_contender_is_wrong_nothing_is_timed() -> None:
@@ -57,15 +58,15 @@ def test_torch_computes_what_drawn_operators_do(rule_name: str, monkeypatch: pyt
     for _, _, attrs in drawn(2, 4, [rule_name], "cuda"):
         rule = load_rule(REPOSITORY, rule_name).of(REPOSITORY, attrs)
         every = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # type: ignore[arg-type]
-        inputs = torch_baselines.inputs_of(rule_name, rule, every, "cpu")
+        inputs = torch_references.inputs_of(rule_name, rule, every, "cpu")
         want = np.asarray(rule.reference(*(x.numpy() for x in inputs)))
-        wide = torch_baselines.reference(rule_name, every, inputs)
-        assert torch_baselines.relative_error(wide, torch.from_numpy(want)) <= rule.tolerance()
+        wide = torch_references.reference(rule_name, every, inputs)
+        assert torch_references.relative_error(wide, torch.from_numpy(want)) <= rule.tolerance()
         out = torch.empty(rule.signature().outputs[0].shape, dtype=wide.to(inputs[0].dtype).dtype)
         for name, call in torch_baselines.baselines(rule_name, every, [[*inputs, out]]).items():
             if name == "fused" and rule_name == "conv2d":  # cuDNN's
                 continue
-            assert torch_baselines.relative_error(call(0), wide) <= rule.tolerance(), name
+            assert torch_references.relative_error(call(0), wide) <= rule.tolerance(), name
             compared += 1
     assert compared
 
@@ -98,8 +99,8 @@ def test_the_reference_of_attention_in_float8_multiplies_by_its_scales(layout: s
     sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 9, "head_dim": 16}
     rule = load_rule(REPOSITORY, "attention").of(REPOSITORY, {**sizes, "dtype": "float8_e4m3fn", "causal": True, "layout": layout})
     attrs = asdict(rule)
-    inputs = torch_baselines.inputs_of("attention", rule, attrs, "cpu")
+    inputs = torch_references.inputs_of("attention", rule, attrs, "cpu")
     arrays = [x.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn) if x.dtype.itemsize == 1 else x.numpy() for x in inputs]
     want = rule.reference(*arrays)
-    got = torch_baselines.reference("attention", attrs, [*inputs, None])
+    got = torch_references.reference("attention", attrs, [*inputs, None])
     np.testing.assert_allclose(got.numpy(), np.asarray(want, "float64"), rtol=1e-9)

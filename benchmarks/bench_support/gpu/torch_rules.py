@@ -1,0 +1,107 @@
+"""Owns what torch computes for each rule as one call or a few, which references and rivals share.
+
+Knows nothing of precision, timing or which calls are rivals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own custom
+
+Attrs = Mapping[str, Any]
+Tensor = Any
+Args = Sequence[Tensor]
+"""The arguments of one call: inputs, then the output."""
+STEPS: Mapping[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu, "silu": F.silu}
+WITH_OPERAND: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"bias": torch.add, "add": torch.add}
+
+
+def as_nn(attrs: Attrs, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A and B as views of [m, k] and [k, n]."""
+    return a if attrs["layout"][0] == "n" else a.mT, b if attrs["layout"][1] == "n" else b.mT
+
+
+def applied(result: Tensor, steps: Sequence[str], operands: Sequence[Tensor]) -> Tensor:
+    """Return the result after each step, a kernel for each."""
+    remaining = list(operands)
+    for step in steps:
+        result = STEPS[step](result) if step in STEPS else WITH_OPERAND[step](result, remaining.pop(0))
+    return result
+
+
+def conv2d(attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.conv2d(x, w, bias, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
+
+
+BINARY: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
+UNARY_INTO: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sqrt": torch.sqrt,
+    "exp": torch.exp,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+"""Functions that write to an output which they are given."""
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "copy": torch.clone,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "hard_sigmoid": F.hardsigmoid,
+    "hard_swish": F.hardswish,
+}
+
+
+def reduce(attrs: Attrs, x: Tensor, **options: Any) -> Tensor:
+    function = {"sum": torch.sum, "max": torch.amax, "min": torch.amin, "mean": torch.mean}[attrs["op"]]
+    return function(x, dim=tuple(attrs["axes"]), keepdim=attrs["keepdims"], **options)
+
+
+def layer_norm(attrs: Attrs, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], gamma, beta, attrs["eps"])
+
+
+def rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], gamma, attrs["eps"])
+
+
+def group_norm(attrs: Attrs, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    first = x if attrs["axis"] == 1 else x.movedim(-1, 1)
+    found = F.group_norm(first, attrs["groups"], gamma, beta, attrs["eps"])
+    found = STEPS[attrs["activation"]](found) if attrs["activation"] else found
+    return found if attrs["axis"] == 1 else found.movedim(1, -1)
+
+
+def rotary(attrs: Attrs, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return what transformers' models compute, of heads before tokens."""
+    if attrs["interleaved"]:
+        raise KeyError("rotary with tokens before heads")
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
+
+
+FLOAT8 = ("float8_e4m3fn",)
+"""Data types of attention whose operands have scales."""
+
+
+def scales_of(attrs: Attrs) -> slice:
+    """Return where the scales of Q, K and V in float8 are among an attention's inputs."""
+    first = 1 if attrs["layout"] == "packed" else 3
+    return slice(first, first + 3)
+
+
+def attention_scale(attrs: Attrs) -> float:
+    return float(attrs["scale"] or attrs["head_dim"] ** -0.5)
