@@ -21,7 +21,6 @@ from kerneldecl.analysis.hopper_limits import (
     MIN_STAGES,
     MMA_TILE_ROWS,
     PREFERRED_ACCUM_REGISTERS,
-    SPLIT_K_CHOICES,
 )
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
@@ -39,6 +38,7 @@ from kerneldecl.policies.hopper.operands import (
     smem_rows_unit,
 )
 from kerneldecl.policies.hopper.ranking import diversified
+from kerneldecl.policies.hopper.split_k import split_k_choices
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast, filling_block_n
 from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Result, Tiling, problem_of, timed
 
@@ -48,10 +48,6 @@ HAS_TRACES = False
 
 MAX_BATCH_AXES = MAX_TMA_RANK - 2
 """Axes of a batch that a tensor map has room for besides a matrix's two."""
-MIN_SPLIT_K_TILES = 2
-"""K-tiles of each split-K part at least."""
-SPLIT_K_MAX_WAVES = 2
-"""Waves that the CTAs of all split-K parts make at most."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 """Values of `cluster_m` and `cluster_n`."""
 ALWAYS_SWAP_MAX_M = 32
@@ -247,10 +243,6 @@ def _clustered(gemm: Contraction, tile: Tiling) -> Iterator[Tiling]:
 
 
 def _split(gemm: Contraction, gpu: Gpu, tile: Tiling) -> Iterator[Tiling]:
-    """Yield a tile with split-K, where tiles leave SMs idle and k-tiles and accumulators divide evenly among CTAs."""
-    k_tiles = -(-gemm.extents[3] // k_tile_items(gemm))
-    for split_k in SPLIT_K_CHOICES:
-        is_even = k_tiles % split_k == 0 and tile.thread_accumulators % (accumulators_per_register(gemm.accum_dtype) * split_k) == 0
-        is_long = k_tiles // split_k >= MIN_SPLIT_K_TILES
-        if split_k > 1 and is_even and is_long and _tile_count(gemm, tile) * split_k <= SPLIT_K_MAX_WAVES * gpu.sm_count:
-            yield tile._replace(split_k=split_k)
+    """Yield a tile with split-K, where tiles leave SMs idle."""
+    for split_k in split_k_choices(gpu, _tile_count(gemm, tile), -(-gemm.extents[3] // k_tile_items(gemm))):
+        yield tile._replace(split_k=split_k)

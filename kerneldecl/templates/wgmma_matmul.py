@@ -14,8 +14,8 @@ Parameters:
   cluster_n        1, 2 or 4: CTAs of a cluster along n, which share tiles of A; the two make at most 4. A shared tile is cut in TMA
                    boxes of 8 rows or a multiple, 64 where k is not contiguous; a CTA loads at most four, and the last ones fewer
   raster_group     rows of tiles (of clusters' tiles) in a rasterization group: scheduled before the next column
-  split_k          1, 2, 4 or 8 CTAs of a cluster among which k is split; they reduce accumulators in each other's shared memory.
-                   Then cluster_m and cluster_n are 1 and each cluster has one tile
+  split_k          1 to 8 CTAs of a cluster among which k is split; they reduce accumulators in each other's shared memory, each one a
+                   share of them. Then cluster_m and cluster_n are 1 and each cluster has one tile
   kernel_schedule  "cooperative": all consumers share a tile; "staggered": two do, the second some k-tiles behind the first;
                    "pingpong": two have tiles of their own (block_m is then one consumer's). With the latter two, one's epilogue
                    overlaps the other's mainloop
@@ -29,7 +29,7 @@ Parameters:
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (where k is not contiguous: block_n rounded up to 64), 8192 bytes for each
 consumer's epilogue buffer of 64 x 64 results of 16 bits (as many of 1, 2, 4 as fit and divide the tile), with split_k > 1
-block_m * block_n * 4 bytes (2 of float16 accumulators), 1 KiB of barriers and alignment. CTAs of one consumer share an SM if
+block_m * block_n * 4 bytes (2 of float16 accumulators; a little more where shares are unequal), 1 KiB of barriers and alignment. CTAs of one consumer share an SM if
 it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are multiplied, where
 epilogue buffers for a whole tile fit, without split-K and stream-K; else threads load it chunk by chunk.
 Operands whose rows are no multiples of 16 bytes, and those of 8 or 32 bits whose k is not contiguous, are loaded through registers

@@ -122,6 +122,12 @@ GEMMS: dict[str, Case] = {
     "few rows, swapped, odd n": ({"m": 19, "n": 133}, {**ONE, "swap_ab": 1, "block_n": 24}),
     "split-K": ({"m": 70, "n": 100, "k": 64 * 8, "epilogue": ["bias", "relu"]}, {"split_k": 4, "block_n": 64}),
     "split-K, swapped": ({"m": 13, "k": 64 * 16, "dtype": "bfloat16"}, {**ONE, "swap_ab": 1, "block_n": 16, "split_k": 8, "pdl": 1}),
+    "split-K of five, unequal shares": ({"m": 70, "n": 100, "k": 64 * 14 + 8}, {"split_k": 5, "block_n": 64, "pdl": 1}),
+    "split-K of seven, float16 accumulators": (
+        {"accum_dtype": "float16", "m": 20, "n": 130, "k": 64 * 13},
+        {**ONE, "swap_ab": 1, "block_n": 24, "split_k": 7},
+    ),
+    "split-K of three, odd k": ({"m": 70, "n": 131, "k": 64 * 6 + 7}, {**ONE, "split_k": 3, "block_n": 96}),
     "split-K of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split_k": 2, "block_n": 64}),
     "scales of int8": (
         {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},

@@ -158,7 +158,7 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
-    epilogue_bytes = model.epilogue_smem_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split_k, grid.out_bytes)
+    epilogue_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, tiling.split_k, grid.out_bytes)
     fitting = model.fitting_stages(gpu.smem_per_block_optin_bytes, tiling.block_m, stored_columns, epilogue_bytes)
     return _TileWork(
         tiling=tiling,

@@ -20,6 +20,7 @@ from kerneldecl.analysis.hopper_limits import (
     WARPGROUP_THREADS,
     epilogue_tile_bytes,
     fitting_epilogue_buffers,
+    split_k_share,
 )
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SUSTAINED_CLOCK
@@ -324,9 +325,10 @@ def fitting_stages(limit_bytes: int, rows: int, columns: int, epilogue_bytes: in
     return (limit_bytes - RESERVED_SMEM_BYTES - epilogue_bytes) // stage_bytes(rows, columns)
 
 
-def epilogue_smem_bytes(results: int, consumers: int, split_k: int, out_bytes: int) -> int:
+def epilogue_smem_bytes(thread_accumulators: int, consumers: int, split_k: int, out_bytes: int) -> int:
     """Return the least shared memory of a CTA's epilogue: accumulators that split-K reduces, and a buffer for each consumer."""
-    return (results * ACCUM_BYTES if split_k > 1 else 0) + (consumers * EPILOGUE_BUFFER_BYTES if out_bytes == 2 else 0)
+    reduced = consumers * WARPGROUP_THREADS * split_k * split_k_share(thread_accumulators, split_k) * ACCUM_BYTES
+    return (reduced if split_k > 1 else 0) + (consumers * EPILOGUE_BUFFER_BYTES if out_bytes == 2 else 0)
 
 
 class EpilogueSmem(NamedTuple):

@@ -20,6 +20,7 @@ from kerneldecl.analysis.hopper_limits import (
     SYSTEM_SMEM_BYTES,
     WARPGROUP_THREADS,
     epilogue_tile_bytes,
+    split_k_share,
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES, accumulators_per_register
 from kerneldecl.templates.hopper.epilogue import Epilogue
@@ -271,7 +272,16 @@ class GemmKernel:
     @property
     def registers_per_store(self) -> int:
         """Return how many registers of accumulators split-K stores at once to another CTA: 16 bytes where they make whole ones."""
-        return math.gcd(4, self.accum.registers // self.params.split_k)
+        return math.gcd(4, self.split_k_share, self.accum.registers)
+
+    @property
+    def split_k_share(self) -> int:
+        """Return how many of a thread's registers of accumulators each CTA reduces with split-K; the last CTAs may have fewer."""
+        return split_k_share(self.accum.registers, self.params.split_k)
+
+    def has_register(self, register: Any) -> Any:
+        """Say whether a register that lies in some CTA's share is one of a thread's accumulators."""
+        return True if self.split_k_share * self.params.split_k == self.accum.registers else register < self.accum.registers
 
     @property
     def remote_store(self) -> str:
@@ -282,7 +292,7 @@ class GemmKernel:
     @property
     def split_k_shape(self) -> tuple[int, int, int, int]:
         """Return the shape of the shared memory to which the CTAs of a cluster send accumulators: sender, store, thread, register."""
-        stores = self.accum.registers // self.params.split_k // self.registers_per_store
+        stores = self.split_k_share // self.registers_per_store
         return self.params.split_k, stores, self.params.consumers_per_tile * WARPGROUP_THREADS, self.registers_per_store
 
     @property
