@@ -20,6 +20,8 @@ MIN_STAGES, MAX_STAGES = 2, 12
 MAX_SPLIT_K = 8
 """CTAs of one cluster among which the templates split k at most: the largest portable cluster (CUDA programming guide, compute capability
 9.0)."""
+MAX_WORKSPACE_SPLIT_K = 64
+"""CTAs among which the templates split k at most where partial accumulators go through global memory."""
 MAX_MULTICAST_CLUSTER = 4
 """CTAs of one cluster that share operands by multicast in the templates."""
 

@@ -153,6 +153,8 @@ class WgmmaParams(NamedTuple):
     """Columns of a tile's box of pixels."""
     tile_h: int = 0
     """Rows of that box."""
+    workspace: int = 0
+    """1 where split-K adds partial accumulators by a second kernel, out of global memory. Candidates without it do not name it."""
 
     @property
     def is_cooperative(self) -> bool:
@@ -176,7 +178,7 @@ class WgmmaParams(NamedTuple):
 
     def candidate_of(self, template: str, own: Sequence[str]) -> Candidate:
         """Return the candidate of a template that has `own` parameters besides those of both."""
-        left_out = {*GEMM_ALONE, *CONV_ALONE} - {*own}
+        left_out = {*GEMM_ALONE, *CONV_ALONE, *(() if self.workspace else ("workspace",))} - {*own}
         return Candidate.of(template, {name: value for name, value in self._asdict().items() if name not in left_out})
 
 

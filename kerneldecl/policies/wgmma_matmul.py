@@ -38,7 +38,7 @@ from kerneldecl.policies.hopper.operands import (
     smem_rows_unit,
 )
 from kerneldecl.policies.hopper.ranking import diversified
-from kerneldecl.policies.hopper.split_k import split_k_choices
+from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast, filling_block_n
 from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Result, Tiling, problem_of, timed
 
@@ -244,5 +244,8 @@ def _clustered(gemm: Contraction, tile: Tiling) -> Iterator[Tiling]:
 
 def _split(gemm: Contraction, gpu: Gpu, tile: Tiling) -> Iterator[Tiling]:
     """Yield a tile with split-K, where tiles leave SMs idle."""
-    for split_k in split_k_choices(gpu, _tile_count(gemm, tile), -(-gemm.extents[3] // k_tile_items(gemm))):
+    tiles, k_tiles = _tile_count(gemm, tile), -(-gemm.extents[3] // k_tile_items(gemm))
+    for split_k in split_k_choices(gpu, tiles, k_tiles):
         yield tile._replace(split_k=split_k)
+    for split_k in workspace_choices(gpu, tiles, k_tiles):
+        yield tile._replace(split_k=split_k, workspace=1)

@@ -16,6 +16,8 @@ Parameters:
   raster_group     rows of tiles (of clusters' tiles) in a rasterization group: scheduled before the next column
   split_k          1 to 8 CTAs of a cluster among which k is split; they reduce accumulators in each other's shared memory, each one a
                    share of them. Then cluster_m and cluster_n are 1 and each cluster has one tile
+  workspace        1 has up to 64 CTAs, of no cluster, share k: a second kernel adds their partial accumulators, out of global memory; 0
+                   where it is left out
   kernel_schedule  "cooperative": all consumers share a tile; "staggered": two do, the second some k-tiles behind the first;
                    "pingpong": two have tiles of their own (block_m is then one consumer's). With the latter two, one's epilogue
                    overlaps the other's mainloop
@@ -29,8 +31,8 @@ Parameters:
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (where k is not contiguous: block_n rounded up to 64), 8192 bytes for each
 consumer's epilogue buffer of 64 x 64 results of 16 bits (as many of 1, 2, 4 as fit and divide the tile), with split_k > 1
-block_m * block_n * 4 bytes (2 of float16 accumulators; a little more where shares are unequal), 1 KiB of barriers and alignment. CTAs of one consumer share an SM if
-it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are multiplied, where
+block_m * block_n * 4 bytes (2 of float16 accumulators; none with a workspace), 1 KiB of barriers and alignment. CTAs of one consumer
+share an SM if it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are multiplied, where
 epilogue buffers for a whole tile fit, without split-K and stream-K; else threads load it chunk by chunk.
 Operands whose rows are no multiples of 16 bytes, and those of 8 or 32 bits whose k is not contiguous, are loaded through registers
 (without `pack`); that takes clusters of 1.

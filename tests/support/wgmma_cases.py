@@ -128,6 +128,23 @@ GEMMS: dict[str, Case] = {
         {**ONE, "swap_ab": 1, "block_n": 24, "split_k": 7},
     ),
     "split-K of three, odd k": ({"m": 70, "n": 131, "k": 64 * 6 + 7}, {**ONE, "split_k": 3, "block_n": 96}),
+    "split-K by a workspace": (
+        {"m": 70, "n": 100, "k": 64 * 20, "epilogue": ["bias", "relu"]},
+        {"split_k": 10, "block_n": 64, "workspace": 1},
+    ),
+    "split-K by a workspace, residual, odd sizes": (
+        {"m": 261, "n": 131, "k": 64 * 11 + 5, "epilogue": ["add", "gelu"], "batch": 2},
+        {"block_m": 256, "split_k": 3, "block_n": 96, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, swapped, packed": (
+        {"m": 13, "n": 131, "k": 64 * 12 + 9},
+        {**ONE, "pack": 1, "swap_ab": 1, "block_n": 16, "split_k": 12, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, float16 accumulators": (
+        {"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 17, "layout": "nn"},
+        {"split_k": 17, "block_n": 64, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, tfloat32 nn": ({**TFLOAT32, "layout": "nn", "k": 320}, {"block_n": 128, "split_k": 4, "workspace": 1}),
     "split-K of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split_k": 2, "block_n": 64}),
     "scales of int8": (
         {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from kerneldecl.model import Proposal, Value
 
-KIND_PARAMS = ("block_m", "block_n", "consumers", "kernel_schedule", "split_k", "swap_ab", "stream_k")
+KIND_PARAMS = ("block_m", "block_n", "consumers", "kernel_schedule", "split_k", "swap_ab", "stream_k", "workspace")
 """Parameters that make the kind of a kernel; kernels of one kind differ in stages, clusters, rasterization group, PDL or packing."""
 SAME_KIND_PENALTY = 0.02
 """Part of its predicted time by which a proposal is postponed for each better one of its kind: so far predictions err within a kind."""

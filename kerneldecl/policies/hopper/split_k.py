@@ -5,13 +5,15 @@ Knows nothing of tiles or of time.
 
 from __future__ import annotations
 
-from kerneldecl.analysis.hopper_limits import MAX_SPLIT_K
+from kerneldecl.analysis.hopper_limits import MAX_SPLIT_K, MAX_WORKSPACE_SPLIT_K
 from kerneldecl.model import Gpu
 from kerneldecl.policies.hopper.time_model import resident_clusters
 
 POWERS_OF_2 = (2, 4, 8)
 MIN_K_TILES = 2
 """K-tiles of each part at least."""
+MIN_WORKSPACE_K_TILES = 4
+"""The same where partial accumulators go through global memory."""
 MAX_WAVES = 2
 """Waves that the CTAs of all parts make at most."""
 
@@ -23,6 +25,15 @@ def split_k_choices(gpu: Gpu, tiles: int, k_tiles: int) -> list[int]:
     """
     filling = max((parts for parts in range(2, MAX_SPLIT_K + 1) if tiles <= resident_clusters(gpu, parts)), default=2)
     return [parts for parts in sorted({filling, *POWERS_OF_2}) if tiles * parts <= MAX_WAVES * gpu.sm_count and _is_long(k_tiles, parts)]
+
+
+def workspace_choices(gpu: Gpu, tiles: int, k_tiles: int) -> list[int]:
+    """Return the numbers of parts to try where partial accumulators go through global memory: what fills the SMs once, and half of that."""
+    found = set()
+    for parts in (gpu.sm_count // tiles, gpu.sm_count // tiles // 2):
+        if parts >= 2 and k_tiles // parts >= MIN_WORKSPACE_K_TILES:
+            found.add(-(-k_tiles // -(-k_tiles // min(parts, MAX_WORKSPACE_SPLIT_K))))
+    return sorted(found - {1})
 
 
 def _is_long(k_tiles: int, parts: int) -> bool:

@@ -49,6 +49,8 @@ PINGPONG_MANY_WAVES = 4
 """Waves of tiles above which both tiles of a ping-pong CTA are loaded at once; in fewer waves, one comes after the other."""
 STREAM_K = "stream_k"
 """The name under which tilings with stream-K are ranked, as if it were a kernel schedule."""
+WORKSPACE = "workspace"
+"""The same for split-K through global memory."""
 STREAM_K_CHOICES = (1, 2)
 """Last waves that stream-K may distribute evenly over all SMs."""
 STREAM_K_MAX_FILL = 0.8
@@ -132,14 +134,17 @@ class _TileWork(NamedTuple):
 
 
 def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Group | Estimate]]:
-    """Yield the tilings that differ from one in stages, PDL and stream-K, each under the name of its kernel schedule or `STREAM_K`.
+    """Yield the tilings that differ from one in stages, PDL and stream-K, each under the name by which it is ranked.
 
     Those without stream-K are yielded as one group with a lower bound of their times.
     """
     work = _tile_work(problem, tiling)
     if work.max_stages < MIN_STAGES:
         return
-    yield tiling.kernel_schedule, Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work))
+    yield (
+        WORKSPACE if tiling.workspace else tiling.kernel_schedule,
+        Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work)),
+    )
     for stream_k in _stream_k_choices(problem, work):
         pipeline = _pipeline(problem, work, work.max_stages, is_divided=True)._replace(stream_k=stream_k)
         chosen = work.tiling._replace(stages=work.max_stages, stream_k=stream_k, pdl=1)
@@ -158,7 +163,7 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
-    epilogue_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, tiling.split_k, grid.out_bytes)
+    epilogue_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
     fitting = model.fitting_stages(gpu.smem_per_block_optin_bytes, tiling.block_m, stored_columns, epilogue_bytes)
     return _TileWork(
         tiling=tiling,
@@ -180,6 +185,7 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         cluster_m=tiling.cluster_m,
         cluster_n=tiling.cluster_n,
         split_k=tiling.split_k,
+        has_workspace=bool(tiling.workspace),
         out_bytes=dtype_bytes(problem.out_dtype),
         dram_bytes=dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group * tiling.cluster_m), gpu.sm_count),
         operand_bytes=(gemm.a.size_bytes, gemm.b.size_bytes),
@@ -315,6 +321,7 @@ def _same_tile_key(tiling: Tiling) -> tuple[int, ...]:
         tiling.block_m,
         tiling.block_n,
         tiling.split_k,
+        tiling.workspace,
         *((0, 0) if tiling.stream_k > 0 else (tiling.cluster_m, tiling.cluster_n)),
         tiling.consumers,
         tiling.is_pingpong,

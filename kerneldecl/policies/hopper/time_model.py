@@ -83,6 +83,9 @@ SPLIT_K_CTA_SECS = 4.8e-7
 """Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first. Fitted."""
 SPLIT_K_BYTES_PER_CYCLE = 8.6
 """Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
+WORKSPACE_SECS = 1.5e-6
+"""Seconds from the last partial accumulators of split-K with a workspace to the last results, apart from a launch and the bytes. Assumed:
+latencies of two passes through L2."""
 STREAM_K_SECS = 5e-6
 """Seconds that stream-K takes once: the kernel that clears flags, and one more tile to begin and to end. Fitted, as the next two, to 16
 GEMMs of 512 to 8192 rows with 2 to 17 pieces per tile (H200, 2026-11)."""
@@ -135,16 +138,23 @@ class TileGrid(NamedTuple):
     cluster_m: int
     cluster_n: int
     split_k: int
-    """CTAs of a cluster that share a tile's k."""
+    """CTAs that share a tile's k."""
     out_bytes: int
     """Bytes of one result."""
     dram_bytes: float
     operand_bytes: tuple[float, float] = (0.0, 0.0)
     """Bytes of A and of B; 0 where nothing is known of what L2 misses."""
+    has_workspace: bool = False
+    """Whether those that share a tile's k meet in global memory, not in a cluster."""
+
+    @property
+    def cluster_split_k(self) -> int:
+        """Return how many CTAs of a cluster share a tile's k."""
+        return 1 if self.has_workspace else self.split_k
 
     @property
     def cluster_ctas(self) -> int:
-        return self.cluster_m * self.cluster_n * self.split_k
+        return self.cluster_m * self.cluster_n * self.cluster_split_k
 
 
 class Pipeline(NamedTuple):
@@ -175,7 +185,7 @@ class TileCost(NamedTuple):
     epilogue_secs: float
     """Seconds to store one tile."""
     split_k_secs: float
-    """Seconds to reduce one tile over the CTAs of its cluster."""
+    """Seconds to reduce one tile over its CTAs."""
 
 
 def resident_clusters(gpu: Gpu, cluster_ctas: int) -> int:
@@ -216,9 +226,6 @@ def tile_cost(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> TileCost:
     """
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     results = cta.block_m * cta.block_n
-    split_k_secs = 0.0
-    if grid.split_k > 1:
-        split_k_secs = SPLIT_K_CTA_SECS * (grid.split_k - 1) + results * ACCUM_BYTES / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
     return TileCost(
         grid=grid,
         cta=cta,
@@ -226,8 +233,17 @@ def tile_cost(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> TileCost:
         k_tile_secs=_k_tile_costs(gpu, dtype, cta),
         kernel_secs=_kernel_costs(gpu, dtype, grid, cta),
         epilogue_secs=results * grid.out_bytes / (EPILOGUE_BYTES_PER_CYCLE * cycles_per_s),
-        split_k_secs=split_k_secs,
+        split_k_secs=_split_k_secs(gpu, grid, results) if grid.split_k > 1 else 0.0,
     )
+
+
+def _split_k_secs(gpu: Gpu, grid: TileGrid, results: int) -> float:
+    """Return the seconds to reduce one tile over the CTAs of its cluster; with a workspace, those of the kernel that reduces all tiles."""
+    if grid.has_workspace:
+        moved = 2 * grid.tiles * grid.split_k * results * ACCUM_BYTES
+        return launch_secs(gpu, has_pdl=True) + WORKSPACE_SECS + moved / gpu.l2_bytes_per_s
+    cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
+    return SPLIT_K_CTA_SECS * (grid.split_k - 1) + results * ACCUM_BYTES / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
 
 
 def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, float, float]:

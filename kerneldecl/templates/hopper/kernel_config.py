@@ -184,9 +184,9 @@ class GemmKernel:
 
     @property
     def clusters(self) -> int:
-        """Return how many clusters are launched: one for each tile with split-K, else as many as run at once."""
+        """Return how many clusters are launched: one for each tile with split-K, or for each part of one; else as many as run at once."""
         if self.params.split_k > 1:
-            return self.cluster_tiles
+            return self.cluster_tiles * (self.params.split_k if self.params.workspace else 1)
         at_once = self.ctas_per_sm * self.sm_count // self.params.cluster_ctas
         if self.params.stream_k == 0 and self.cluster_tiles <= at_once:
             return self.cluster_tiles

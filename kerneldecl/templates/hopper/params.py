@@ -14,6 +14,7 @@ from kerneldecl.analysis.hopper_limits import (
     MAX_MULTICAST_CLUSTER,
     MAX_SPLIT_K,
     MAX_STAGES,
+    MAX_WORKSPACE_SPLIT_K,
     MIN_STAGES,
     MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
@@ -41,7 +42,7 @@ class GemmParams(WgmmaParams):
     @classmethod
     def of(cls, params: Mapping[str, Value]) -> GemmParams:
         """Return a candidate's parameters; raise KeyError where one is missing that both templates have."""
-        absent = () if "stream_k" in params else ("stream_k",)
+        absent = {"stream_k", "workspace"} - {*params}
         names = (name for name in cls._fields if name not in {"pack", *CONV_ALONE, *absent})
         return cls(**{name: params[name] for name in names})  # type: ignore[arg-type]
 
@@ -52,7 +53,7 @@ class GemmParams(WgmmaParams):
 
     @property
     def cluster_ctas(self) -> int:
-        return self.cluster_m * self.cluster_n * self.split_k
+        return self.cluster_m * self.cluster_n * (1 if self.workspace else self.split_k)
 
     @property
     def a_multicast_mask(self) -> int:
@@ -90,7 +91,7 @@ class GemmParams(WgmmaParams):
     def split_k_smem_bytes(self, accum_dtype: str) -> int:
         """Return the shared memory through which split-K reduces accumulators."""
         share = split_k_share(self.accumulators // accumulators_per_register(accum_dtype), self.split_k)
-        return self.consumers_per_tile * WARPGROUP_THREADS * self.split_k * share * 4 if self.split_k > 1 else 0
+        return self.consumers_per_tile * WARPGROUP_THREADS * self.split_k * share * 4 if self.split_k > 1 and not self.workspace else 0
 
     def n_instructions(self, dtype: str) -> int:
         """Return how many wgmmas side by side multiply a tile's columns."""
@@ -113,10 +114,11 @@ class GemmParams(WgmmaParams):
             and self.cluster_m in (1, 2, 4)
             and self.cluster_n in (1, 2, 4)
             and self.cluster_m * self.cluster_n <= MAX_MULTICAST_CLUSTER
-            and 1 <= self.split_k <= MAX_SPLIT_K
+            and 1 <= self.split_k <= (MAX_WORKSPACE_SPLIT_K if self.workspace else MAX_SPLIT_K)
             and self.kernel_schedule in ("cooperative", "staggered", "pingpong")
-            and {self.swap_ab, self.pdl} <= {0, 1}
+            and {self.swap_ab, self.pdl, self.workspace} <= {0, 1}
             and self.stream_k in (0, 1, 2)
+            and self.workspace <= self.split_k - 1
             and self.raster_group >= 1
         )
 

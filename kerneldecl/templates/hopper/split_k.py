@@ -28,12 +28,12 @@ def send_partials(kernel, acc, partials, rank, thread):
 
 
 @T.inline
-def _store_total(kernel, total, place, at, lanes):
+def store_total(kernel, total, place, at, lanes):
     """Have a thread store the results of neighbouring accumulators, of which `place` is the first."""
     epilogue, accum = T.meta_var((kernel.epilogue, kernel.accum))
     batch, row, column = meta_vars(at)
     warp, lane = meta_vars(lanes)
-    for v in T.unroll(kernel.registers_per_store * accum.per_register):
+    for v in T.unroll(int(total.shape[0])):
         element = T.meta_var(place + v)
         x = T.meta_var(row + element // accum.per_mma_tile * MMA_TILE_ROWS + warp * 16 + element % 4 // 2 * 8 + lane // 4)
         y = T.meta_var(column + element % accum.per_mma_tile // 4 * 8 + (lane % 4) * 2 + element % 2)
@@ -61,4 +61,4 @@ def reduce_partials(kernel, partials, rank, thread, at, lanes):
                         total[v] = T.cast(addends[v], accum.reduce_dtype)
                     else:
                         total[v] = total[v] + T.cast(addends[v], accum.reduce_dtype)
-            _store_total(kernel, total, place, at, lanes)
+            store_total(kernel, total, place, at, lanes)
