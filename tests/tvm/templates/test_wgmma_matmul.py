@@ -13,7 +13,7 @@ from emulation import Kernel
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import only
-from support.wgmma_cases import FLOAT16, GEMMS, ONE, PACKED, PLAIN, SMS, STREAMED_GEMMS
+from support.wgmma_cases import FLOAT16, GEMMS, PACKED, PLAIN, SMS, STREAMED_GEMMS
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
