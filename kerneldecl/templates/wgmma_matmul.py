@@ -35,7 +35,8 @@ block_m * block_n * 4 bytes (2 of float16 accumulators; none with a workspace), 
 share an SM if it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are
 multiplied, where epilogue buffers for a whole tile fit, without split-K and stream-K; else threads load it chunk by chunk.
 Operands whose rows are no multiples of 16 bytes, and those of 8 or 32 bits whose k is not contiguous, are loaded through registers
-(without `pack`); that takes clusters of 1.
+(without `pack`); that takes clusters of 1. wgmma's operand A of TF32 is not: TMA loads it as it lies, and consumers give it to wgmma in
+registers. That is A, or B with `swap_ab`.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -88,7 +89,7 @@ def kernel_of(gemm: GemmProblem, params: GemmParams, is_packed: bool, arch: Arch
         return None
     operands = [packing.copy if packing else matrix for packing, matrix in zip(packings, (gemm.a, gemm.b), strict=True)]
     (a_matrix, m), (b_matrix, n) = list(zip(operands, (m, n), strict=True))[:: -1 if params.swap_ab else 1]
-    a = operand_of(a_matrix, params.block_m, params.cluster_n)
+    a = operand_of(a_matrix, params.block_m, params.cluster_n, is_a=True)
     b = operand_of(b_matrix, params.block_n, params.cluster_m)
     k_tiles = -(-k * a_matrix.item_bytes // K_TILE_BYTES)
     accum_dtype = gemm.contraction.accum_dtype

@@ -162,6 +162,22 @@ GEMMS: dict[str, Case] = {
     "split-K of float16 accumulators": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split_k": 4, "block_n": 64}),
     "tfloat32": ({**TFLOAT32, "m": 300}, {}),
     "tfloat32, nn": ({**TFLOAT32, "layout": "nn", "k": 100, "epilogue": ["bias", "relu"]}, {"block_n": 128}),
+    "tfloat32, nn, A from registers": (
+        {**TFLOAT32, "layout": "nn", "m": 70, "n": 300, "k": 100, "epilogue": ["bias", "relu"]},
+        {"swap_ab": 1, "pdl": 1},
+    ),
+    "tfloat32, tt, ping-pong, A from registers": (
+        {**TFLOAT32, "layout": "tt", "m": 500, "batch": 2},
+        {"kernel_schedule": "pingpong", "block_n": 96, "cluster_n": 2},
+    ),
+    "tfloat32, nn, two MMA tiles, split-K, A from registers": (
+        {**TFLOAT32, "layout": "nn", "n": 260, "k": 268},
+        {"swap_ab": 1, "block_m": 256, "block_n": 56, "split_k": 3},
+    ),
+    "tfloat32, tt, clusters, staggered": (
+        {**TFLOAT32, "layout": "tt", "m": 1000, "k": 420, "out_dtype": "float16"},
+        {"kernel_schedule": "staggered", "stages": 4, "cluster_m": 2, "block_n": 128},
+    ),
     "tfloat32, odd sizes, tn": ({**TFLOAT32, "m": 151, "n": 131, "k": 67, "layout": "tn"}, {"block_n": 72}),
     "tfloat32, odd k": ({**TFLOAT32, "k": 67, "out_dtype": "float16"}, {"block_n": 128}),
     "tfloat32, batch, ping-pong": (

@@ -148,9 +148,11 @@ def _consume(cta, workspace):
     aux = T.meta_var(plan.aux_registers())
     a_descriptor = T.uint64(0)
     b_descriptor = T.uint64(0)
-    T.cuda.wgmma.encode_matrix_descriptor(T.address_of(a_descriptor), smem.a.ptr_to([0, 0]), *kernel.a.descriptor)
+    if not kernel.a.in_registers:
+        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(a_descriptor), smem.a.ptr_to([0, 0]), *kernel.a.descriptor)
     T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_descriptor), smem.b.ptr_to([0, 0]), *kernel.b.descriptor)
     state = PipelineState(kernel.params.stages, 0)
+    fragments = T.alloc_local((kernel.a_fragments,), "uint32") if kernel.a.in_registers else T.meta_var(None)
     consumer = T.meta_var(
         Consumer(
             kernel=kernel,
@@ -161,6 +163,8 @@ def _consume(cta, workspace):
             index=cta.consumer,
             lane=cta.lanes[1],
             rank=cta.rank,
+            fragments=fragments,
+            warp=cta.lanes[0],
         )
     )
     loaded = PipelineState(1, 0) if plan.streams else T.meta_var(None)

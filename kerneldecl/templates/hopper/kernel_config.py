@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_BYTES,
+    K_TILE_BYTES,
     RESERVED_SMEM_BYTES,
     RESIDENT_OTHER_REGISTERS,
     SM_REGISTERS,
@@ -38,6 +39,8 @@ MAX_REGISTERS = 255
 """Registers that a thread may have (CUDA programming guide)."""
 OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
+A_FRAGMENT = 4
+"""Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
 """Clusters of more than two CTAs of which one finds no room: a cluster lies within one GPC, and those have 16 or 18 SMs (H200)."""
 
@@ -249,6 +252,11 @@ class GemmKernel:
         return [FlatMemory(operand) if operand.via_registers else None for operand in (self.a, self.b)]
 
     @property
+    def a_fragments(self) -> int:
+        """Return the registers of a thread that hold A's k-tile, where wgmma takes it from them."""
+        return self.params.mma_tiles * K_TILE_BYTES // K_BYTES * A_FRAGMENT
+
+    @property
     def mma_n(self) -> int:
         return self.params.block_n // self.params.n_instructions(self.dtype)
 
@@ -340,6 +348,6 @@ class GemmKernel:
         params = self.params
         is_divided = params.is_pingpong or params.split_k > 1 or params.stream_k > 0
         is_short = self.k_tiles < 2 * params.stages
-        if params.mma_tiles < 2 or is_divided or not self.epilogue_buffers or is_short or not self.epilogue.has_calls:
+        if params.mma_tiles < 2 or is_divided or self.a.in_registers or not self.epilogue_buffers or is_short or not self.epilogue.has_calls:
             return 0
         return min(TAIL_K_TILES, params.stages - 1)
