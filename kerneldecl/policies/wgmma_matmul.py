@@ -31,6 +31,7 @@ from kerneldecl.policies.hopper.operands import (
     are_tma_loadable,
     first_reason,
     has_residual,
+    is_from_registers,
     is_k_last_in_smem,
     is_tma_loadable,
     k_tile_items,
@@ -157,17 +158,19 @@ def _packed(gemm: Contraction) -> tuple[Contraction, int]:
 
 def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
     """Yield groups of tilings with the schedule under which they are ranked."""
-    for swap_ab in _swap_choices(gemm.extents[1]):
+    for swap_ab in _swap_choices(gemm):
         problem = problem_of(_swapped(gemm) if swap_ab else gemm, result, gpu, packing_secs)
         for tiling in _tilings(problem.gemm, gpu, swap_ab):
             yield from timed(problem, tiling._replace(pack=int(packing_secs > 0)))
 
 
-def _swap_choices(m: int) -> tuple[int, ...]:
-    if m <= ALWAYS_SWAP_MAX_M:
-        return (1,)
+def _swap_choices(gemm: Contraction) -> tuple[int, ...]:
+    m = gemm.extents[1]
     is_uneven = m <= UNEVEN_SWAP_MAX_M and m % SKINNY_EXTENT > 0
-    return (0, 1) if m <= SKINNY_EXTENT or is_uneven else (0,)
+    # As operand A, TF32 with k first needs no transpose.
+    if m <= SKINNY_EXTENT or is_uneven or is_from_registers(gemm.b):
+        return (0, 1) if m > ALWAYS_SWAP_MAX_M or is_from_registers(gemm.a) else (1,)
+    return (0,)
 
 
 def _swapped(gemm: Contraction) -> Contraction:
@@ -191,7 +194,7 @@ def _tiles(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[tuple[Tiling, 
     batch, m, n, _ = gemm.extents
     dtype, unit = gemm.a.dtype, smem_rows_unit(gemm.b)
     is_skinny = bool(swap_ab) and n <= SKINNY_EXTENT
-    widths = block_n_choices(n, dtype, is_skinny=is_skinny) if is_skinny or not swap_ab else []
+    widths = block_n_choices(n, dtype, is_skinny=is_skinny) if is_skinny or not swap_ab or is_from_registers(gemm.a) else []
     for block_m, consumers, kernel_schedule in CONSUMERS:
         filling = [] if is_skinny else filling_block_n(batch * -(-m // block_m), n, dtype, unit, gpu)
         for block_n in (*(width for width in widths if width not in filling), *filling):

@@ -55,11 +55,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     (sch.unroll if "strip" in params else sch.vectorize)(sch.get_loops(last)[-1])
     # 4. The blocks before it, in vectors.
     for producer in before:
-        if not _pad_in_registers(sch, producer, point):
-            sch.compute_inline(producer.rv)
-        elif "strip" in params:
-            for loop in sch.get_loops(producer.rv)[len(sch.get_loops(leaf.rv)) - 1 :]:
-                sch.unroll(loop)
+        _load_or_inline(sch, producer, leaf, point, params)
     thread_loops.load_vectors(sch, leaf.rv, point)
     # 5. The reduction over the window, a vector for each of its points, with all loads in flight together.
     sch.unroll(point)
@@ -91,7 +87,7 @@ def _threads(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> t
 
 
 def _threads_of_line(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
-    """Bind a reduction's loops to threads that go over strips of pixels and channels alike; return the loops over threads, points, a strip."""
+    """Bind a reduction's loops to threads that go over strips of pixels and channels alike; return loops over threads, points, a strip."""
     threads, strip = (blocks.count(params, name) for name in ("threads", "strip"))
     column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
     pixels = [at for at, axis in enumerate(axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
@@ -108,6 +104,16 @@ def _threads_of_line(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Valu
     sch.bind(block, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     return tx, blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv), pixel
+
+
+def _load_or_inline(sch: Schedule, producer: blocks.Leaf, leaf: blocks.Leaf, point: Any, params: Mapping[str, Value]) -> None:
+    """Compute a block before a reduction for one point of a window: in registers where it pads, else within the reduction."""
+    if not _pad_in_registers(sch, producer, point):
+        sch.compute_inline(producer.rv)
+        return
+    for pixels in sch.get_loops(producer.rv)[len(sch.get_loops(leaf.rv)) - 1 :]:
+        if blocks.extent(sch, pixels) > 1 and "strip" in params:
+            sch.unroll(pixels)
 
 
 def _pad_in_registers(sch: Schedule, producer: blocks.Leaf, loop: Any) -> bool:

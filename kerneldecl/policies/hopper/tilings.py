@@ -25,7 +25,7 @@ from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.operands import are_tma_loadable, k_tile_items, register_load_bytes, smem_rows_unit
+from kerneldecl.policies.hopper.operands import are_tma_loadable, is_from_registers, k_tile_items, register_load_bytes, smem_rows_unit
 
 STAGGERED_MIN_STAGES = 4
 """Least stages of the staggered schedule, whose second consumer holds some of them longer."""
@@ -51,6 +51,8 @@ STREAM_K = "stream_k"
 """The name under which tilings with stream-K are ranked, as if it were a kernel schedule."""
 WORKSPACE = "workspace"
 """The same for split-K through global memory."""
+A_FROM_REGISTERS = "A from registers, "
+"""Before the names of schedules whose operand A comes from registers, so that copies that are transposed before compete with them."""
 STREAM_K_CHOICES = (1, 2)
 """Last waves that stream-K may distribute evenly over all SMs."""
 STREAM_K_MAX_FILL = 0.8
@@ -142,13 +144,19 @@ def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Group | Estim
     if work.max_stages < MIN_STAGES:
         return
     yield (
-        WORKSPACE if tiling.workspace else tiling.kernel_schedule,
+        _ranked_as(problem, tiling),
         Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work)),
     )
     for stream_k in _stream_k_choices(problem, work):
         pipeline = _pipeline(problem, work, work.max_stages, is_divided=True)._replace(stream_k=stream_k)
         chosen = work.tiling._replace(stages=work.max_stages, stream_k=stream_k, pdl=1)
         yield STREAM_K, _estimate(problem, work, chosen, pipeline, model.tiles_secs(problem.gpu, work.cost, pipeline))
+
+
+def _ranked_as(problem: Problem, tiling: Tiling) -> str:
+    """Return the name under which a tiling without stream-K is ranked."""
+    kind = A_FROM_REGISTERS if is_from_registers(problem.gemm.a) else ""
+    return kind + (WORKSPACE if tiling.workspace else tiling.kernel_schedule)
 
 
 def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
@@ -158,8 +166,9 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
         block_m=tiling.block_m,
         block_n=tiling.block_n,
         is_pingpong=tiling.is_pingpong,
-        register_load_bytes=register_load_bytes(gemm.a, tiling.block_m) + register_load_bytes(gemm.b, tiling.block_n),
+        register_load_bytes=register_load_bytes(gemm.a, tiling.block_m, is_a=True) + register_load_bytes(gemm.b, tiling.block_n),
         is_staggered=tiling.is_staggered,
+        a_consumers=tiling.consumers if is_from_registers(gemm.a) else 0,
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit

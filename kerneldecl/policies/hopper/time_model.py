@@ -43,6 +43,8 @@ LOAD_LATENCY_SECS = 8.8e-7
 """Seconds from a stage's TMA load to its arrival, while all SMs load. Fitted."""
 MIN_K_TILE_SECS = 1.41e-7
 """Least seconds of a k-tile, however narrow its tile: a barrier, and four wgmmas one after the other. Fitted."""
+A_LOAD_SECS = 2.0e-7
+"""Seconds in which a consumer loads its rows of A's k-tile to registers, and waits for its MMAs. Assumed."""
 K_TILE_P_NORM = 7.1
 """Exponent (1 to infinity) with which the times of a k-tile overlap: 1 is not at all, infinity is perfectly. Fitted."""
 KERNEL_P_NORM = 6.1
@@ -126,6 +128,8 @@ class CtaTile(NamedTuple):
     """Bytes of a k-tile that threads load through registers; see `operands.register_load_bytes`."""
     is_staggered: bool = False
     """Whether the second of two consumers is some k-tiles behind the first."""
+    a_consumers: int = 0
+    """Consumers that load A's k-tiles to registers for wgmma; 0 where it reads them in shared memory."""
 
 
 class TileGrid(NamedTuple):
@@ -251,6 +255,8 @@ def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, flo
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     multiply_adds = cta.block_m * cta.block_n * K_TILE_BYTES / dtype_bytes(dtype)
     smem_bytes = cta.block_m / MMA_TILE_ROWS * (MMA_TILE_ROWS + cta.block_n) * K_TILE_BYTES
+    if cta.a_consumers:
+        smem_bytes += cta.block_m * K_TILE_BYTES  # two lanes of four meet in a bank
     via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
     instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
     via_registers += instructions / (gpu.warp_size * SM_PARTITIONS * cycles_per_s)
@@ -309,6 +315,9 @@ def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: fl
 def _k_tile_secs(cost: TileCost, pipeline: Pipeline, ctas: int) -> float:
     """Return how long an SM is busy with one k-tile of each of its CTAs, which wait for loads at the same time."""
     busy = [secs * ctas for secs in cost.k_tile_secs]
+    if cost.cta.a_consumers:
+        # A consumer loads A while it multiplies nothing.
+        busy.append(cost.k_tile_secs[0] / cost.cta.a_consumers + A_LOAD_SECS)
     return p_norm(*busy, LOAD_LATENCY_SECS / (pipeline.stages - 1), MIN_K_TILE_SECS, exponent=K_TILE_P_NORM)
 
 

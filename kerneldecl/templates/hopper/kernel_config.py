@@ -348,6 +348,13 @@ class GemmKernel:
         params = self.params
         is_divided = params.is_pingpong or params.split_k > 1 or params.stream_k > 0
         is_short = self.k_tiles < 2 * params.stages
-        if params.mma_tiles < 2 or is_divided or self.a.in_registers or not self.epilogue_buffers or is_short or not self.epilogue.has_calls:
+        if (
+            params.mma_tiles < 2
+            or is_divided
+            or self.a.in_registers
+            or not self.epilogue_buffers
+            or is_short
+            or not self.epilogue.has_calls
+        ):
             return 0
         return min(TAIL_K_TILES, params.stages - 1)

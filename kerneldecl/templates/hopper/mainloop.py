@@ -15,7 +15,6 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.analysis.tensor_cores import K_BYTES
-from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT, GemmKernel
 
 FENCE_SOURCE = """
