@@ -13,6 +13,8 @@ from kerneldecl.model import Candidate, Value
 
 SIMT_WARP_ROWS, SIMT_WARP_COLUMNS = 4, 8
 """Lanes of a warp along the rows and the columns of a tile on CUDA cores; in a convolution, along pixels and channels."""
+SIMT_VECTOR = 4
+"""Neighbouring rows or columns of a thread's tile on CUDA cores: those of one access to shared memory."""
 PERMUTED_ROWS = (32, 64, 128, 256)
 """Lengths, in 16-bit elements, of the rows in shared memory that are permuted against bank conflicts; other rows are padded."""
 CONV_TC_MAX_K_TILES = 16
@@ -70,13 +72,16 @@ class GemmSimtParams(NamedTuple):
     raster_group: int = 1
     """Rows of tiles that are computed before the next column of tiles."""
     split_k: int = 1
+    vector_n: int = SIMT_VECTOR
+    """Neighbouring columns of a thread; other lanes' lie between them and its next ones. Candidates without it have `SIMT_VECTOR`."""
 
     @property
     def threads(self) -> int:
         return self.block_m // self.thread_m * (self.block_n // self.thread_n)
 
     def candidate(self) -> Candidate:
-        return Candidate.of("gpu_matmul_simt", self._asdict())
+        left_out = {"vector_n"} if self.vector_n == SIMT_VECTOR else set()
+        return Candidate.of("gpu_matmul_simt", {name: value for name, value in self._asdict().items() if name not in left_out})
 
 
 class ConvTcParams(NamedTuple):
