@@ -138,10 +138,7 @@ def _has_one_stride(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
     """Return all tilings by kernel schedule, of the operands as they are and of copies that TMA can load."""
-    found = list(_timed_tilings(gemm, result, gpu, packing_secs=0.0))
-    packed, packed_bytes = _packed(gemm)
-    if packed_bytes:
-        found += _timed_tilings(packed, result, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
+    found = [*_timed_tilings(gemm, result, gpu, is_packed=False), *_timed_tilings(gemm, result, gpu, is_packed=True)]
     by_schedule = defaultdict(list)
     for schedule, tilings in found:
         by_schedule[schedule].append(tilings)
@@ -149,26 +146,37 @@ def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Iterable[list[G
 
 
 def _packed(gemm: Contraction) -> tuple[Contraction, int]:
-    """Return the GEMM with copies of those operands that TMA cannot load, and the bytes to copy; transposed ones count more often."""
+    """Return the GEMM with copies of those operands that TMA cannot load, and the bytes to copy; transposed ones count more often.
+
+    A is wgmma's.
+    """
     operands = {name: operand for name in ("a", "b") if not is_tma_loadable(operand := getattr(gemm, name))}
+    if is_from_registers(gemm.a):
+        del operands["a"]
     copies = {name: replace(operand, contiguous=K_TILE_BYTES, is_k_last=is_k_last_in_smem(operand)) for name, operand in operands.items()}
     copied = (operand.size_bytes * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1) for operand in operands.values())
     return replace(gemm, **copies), sum(copied)
 
 
-def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
-    """Yield groups of tilings with the schedule under which they are ranked."""
+def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, *, is_packed: bool) -> Iterator[tuple[str, Group | Estimate]]:
+    """Yield groups of tilings with the schedule under which they are ranked, of the operands as they are or of copies."""
     for swap_ab in _swap_choices(gemm):
-        problem = problem_of(_swapped(gemm) if swap_ab else gemm, result, gpu, packing_secs)
+        read = _swapped(gemm) if swap_ab else gemm
+        packed, packed_bytes = _packed(read)
+        if is_packed and not packed_bytes:
+            continue
+        secs = model.packing_secs(gpu, packed_bytes) if is_packed else 0.0
+        problem = problem_of(packed if is_packed else read, result, gpu, secs)
         for tiling in _tilings(problem.gemm, gpu, swap_ab):
-            yield from timed(problem, tiling._replace(pack=int(packing_secs > 0)))
+            yield from timed(problem, tiling._replace(pack=int(is_packed)))
 
 
 def _swap_choices(gemm: Contraction) -> tuple[int, ...]:
     m = gemm.extents[1]
     is_uneven = m <= UNEVEN_SWAP_MAX_M and m % SKINNY_EXTENT > 0
     # As operand A, TF32 with k first needs no transpose.
-    if m <= SKINNY_EXTENT or is_uneven or is_from_registers(gemm.b):
+    may_be_a = is_from_registers(gemm.a) or is_from_registers(gemm.b)
+    if m <= SKINNY_EXTENT or is_uneven or may_be_a:
         return (0, 1) if m > ALWAYS_SWAP_MAX_M or is_from_registers(gemm.a) else (1,)
     return (0,)
 

@@ -48,15 +48,15 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.analysis import tensor_cores
-from kerneldecl.analysis.hopper_limits import K_TILE_BYTES
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.epilogue import gemm_epilogue
 from kerneldecl.templates.hopper.gemm_kernel import build
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.operands import operand_of
-from kerneldecl.templates.hopper.pack import packing_of
+from kerneldecl.templates.hopper.pack import Packing, packing_of
 from kerneldecl.templates.hopper.params import GemmParams
-from kerneldecl.templates.hopper.read_gemm import GemmProblem, read_gemm
+from kerneldecl.templates.hopper.read_gemm import GemmProblem, Matrix, read_gemm
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -81,10 +81,16 @@ def takes(gemm: GemmProblem) -> bool:
     return a == b and gemm.contraction.accum_dtype in tensor_cores.accumulators("wgmma", a)
 
 
+def _packing(matrix: Matrix, *, is_a: bool) -> Packing | None:
+    """Return the copy of an operand that TMA reads; None where it needs none, as wgmma's operand A that comes from registers."""
+    operand = operand_of(matrix, MMA_TILE_ROWS, 1, is_a=is_a)
+    return None if operand is None or operand.tma else packing_of(matrix)
+
+
 def kernel_of(gemm: GemmProblem, params: GemmParams, is_packed: bool, arch: Arch) -> GemmKernel | None:
     """Return the kernel of these parameters, None where the operands or the parameters do not allow it."""
     batch, m, n, k = gemm.extents
-    packings = [packing_of(matrix) if is_packed else None for matrix in (gemm.a, gemm.b)]
+    packings = [_packing(matrix, is_a=is_b == bool(params.swap_ab)) if is_packed else None for is_b, matrix in enumerate((gemm.a, gemm.b))]
     if is_packed and not any(packings):
         return None
     operands = [packing.copy if packing else matrix for packing, matrix in zip(packings, (gemm.a, gemm.b), strict=True)]

@@ -201,6 +201,7 @@ GEMMS: dict[str, Case] = {
         {"dtype": "float8_e5m2", "out_dtype": "bfloat16", "layout": "tn", "batch": 2, "m": 80, "n": 70, "k": 144},
         {"pack": 1},
     ),
+    "packed tfloat32, tn, A from registers": ({**TFLOAT32, "layout": "tn", "m": 72, "n": 100, "k": 133}, {"pack": 1}),
     "packed tfloat32, transposed": ({**TFLOAT32, "layout": "nn", "m": 70, "n": 72, "k": 133}, {"pack": 1}),
     "stream-K": ({"m": 520, "n": 200, "k": 320}, {"pdl": 1, "stream_k": 1}),
     "stream-K of two waves": (
