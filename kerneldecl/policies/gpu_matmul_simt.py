@@ -38,8 +38,8 @@ THREADS = range(32, 513)
 STAGES = (2, 4)
 FEW_BLOCKS_STAGES = 8
 """Stages that are tried besides where SMs have one small thread block at most, which waits for each copy."""
-MIN_K_TILES = 16
-"""K-tiles of a thread block at least, where split-K divides the reduction."""
+MIN_K_TILES, SHORT_MIN_K_TILES = 32, 16
+"""K-tiles of a thread block at least, where split-K divides the reduction; and where the reduction is shorter than two times the first."""
 SAME_TILE = 4
 """Candidates of one tile that are proposed."""
 OTHER_REGISTERS = 24
@@ -92,7 +92,9 @@ def tilings(gemm: Contraction, gpu: Gpu) -> Iterator[GemmSimtParams]:
         rows, columns = -(-m // block_m), -(-n // block_n)
         resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(gemm, bare)))
         raster_group = raster_group_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
-        for split_k in split_k_choices(gemm.extents[0] * rows * columns, _k_tiles(gemm, bare), MIN_K_TILES, gpu, resident):
+        k_tiles = _k_tiles(gemm, bare)
+        least = MIN_K_TILES if k_tiles >= 2 * MIN_K_TILES else SHORT_MIN_K_TILES
+        for split_k in split_k_choices(gemm.extents[0] * rows * columns, k_tiles, least, gpu, resident):
             for stages in _stages(gemm, bare._replace(split_k=split_k), gpu):
                 for vector_n in _vectors_n(gemm):
                     yield bare._replace(stages=stages, raster_group=raster_group, split_k=split_k, vector_n=vector_n)
