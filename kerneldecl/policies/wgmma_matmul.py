@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -38,10 +38,10 @@ from kerneldecl.policies.hopper.operands import (
     needs_transpose,
     smem_rows_unit,
 )
-from kerneldecl.policies.hopper.ranking import diversified
+from kerneldecl.policies.hopper.ranking import diversified, in_turns
 from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast, filling_block_n
-from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Result, Tiling, problem_of, timed
+from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, WORKSPACE, Result, Tiling, problem_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
 KINDS = ("cuda",)
@@ -91,7 +91,13 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
     by_schedule = _by_schedule(gemm, Result(space.blocks[-1].writes[0].dtype, has_residual(space)), arch.the_gpu)
-    return diversified(best_first(found, SAME_TILE) for found in by_schedule)
+    return _in_order(by_schedule)
+
+
+def _in_order(by_schedule: Mapping[str, list[Group | Estimate]]) -> Iterator[Proposal]:
+    """Yield the proposals of all kernel schedules."""
+    proposals = diversified(best_first(found, SAME_TILE) for found in by_schedule.values())
+    return in_turns(proposals) if any(WORKSPACE in name for name in by_schedule) else proposals
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -136,13 +142,13 @@ def _has_one_stride(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
+def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Mapping[str, list[Group | Estimate]]:
     """Return all tilings by kernel schedule, of the operands as they are and of copies that TMA can load."""
     found = [*_timed_tilings(gemm, result, gpu, is_packed=False), *_timed_tilings(gemm, result, gpu, is_packed=True)]
     by_schedule = defaultdict(list)
     for schedule, tilings in found:
         by_schedule[schedule].append(tilings)
-    return by_schedule.values()
+    return by_schedule
 
 
 def _packed(gemm: Contraction) -> tuple[Contraction, int]:

@@ -275,6 +275,7 @@ CONVOLUTIONS: list[Case] = [
     (RAGGED | {"dilation": 2, "padding": 2, "epilogue": ("bias", "add", "relu")}, {"cluster_m": 2, "block_n": 128, "tile_w": 8}),
     (RAGGED | {"kh": 5, "kw": 2, "c": 136, "f": 136}, PINGPONG | {"tile_h": 8, "tile_w": 8, "raster_group": 3}),
     (RAGGED | {"c": 128, "n": 1}, {"split_k": 2}),
+    (RAGGED | {"c": 128, "n": 1, "epilogue": ("bias", "add", "relu")}, {"split_k": 9, "workspace": 1, "pdl": 1}),
     (RAGGED | {"accum_dtype": "float16", "epilogue": ("bias", "relu")}, {"block_n": 128}),
     (RAGGED | {"c": 8, "f": 8, "kh": 7, "kw": 7, "padding": 3, "stride": 2}, {"block_n": 8}),
     (RAGGED | {"h": 3, "w": 3, "padding": 0, "f": 64}, {"tile_w": 1, "tile_h": 1}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kerneldecl.analysis.hopper_limits import MAX_SPLIT_K, MAX_WORKSPACE_SPLIT_K
 from kerneldecl.model import Gpu
+from kerneldecl.policies.gpu_reduce import largest_divisor
 from kerneldecl.policies.hopper.time_model import resident_clusters
 
 POWERS_OF_2 = (2, 4, 8)
@@ -27,12 +28,16 @@ def split_k_choices(gpu: Gpu, tiles: int, k_tiles: int) -> list[int]:
     return [parts for parts in sorted({filling, *POWERS_OF_2}) if tiles * parts <= MAX_WAVES * gpu.sm_count and _is_long(k_tiles, parts)]
 
 
-def workspace_choices(gpu: Gpu, tiles: int, k_tiles: int) -> list[int]:
-    """Return the numbers of parts to try where partial accumulators go through global memory: what fills the SMs once, and half of that."""
+def workspace_choices(gpu: Gpu, tiles: int, k_tiles: int, *, is_even: bool = False) -> list[int]:
+    """Return the numbers of parts to try where partial accumulators go through global memory: what fills the SMs once, and half of that.
+
+    With `is_even` all parts have equally many k-tiles; else the last one may have fewer.
+    """
     found = set()
-    for parts in (gpu.sm_count // tiles, gpu.sm_count // tiles // 2):
-        if parts >= 2 and k_tiles // parts >= MIN_WORKSPACE_K_TILES:
-            found.add(-(-k_tiles // -(-k_tiles // min(parts, MAX_WORKSPACE_SPLIT_K))))
+    for filling in (gpu.sm_count // tiles, gpu.sm_count // tiles // 2):
+        most = min(filling, MAX_WORKSPACE_SPLIT_K, k_tiles // MIN_WORKSPACE_K_TILES)
+        if most >= 2:
+            found.add(largest_divisor(k_tiles, most) if is_even else -(-k_tiles // -(-k_tiles // most)))
     return sorted(found - {1})
 
 

@@ -13,8 +13,8 @@ from support.iter_spaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, 
 from kerneldecl.analysis.contraction import IS_GEMV, Contraction
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
-from kerneldecl.policies.hopper.ranking import KIND_PARAMS, diversified
+from kerneldecl.policies.gpu.gemm_tiles import Estimate
+from kerneldecl.policies.hopper.ranking import KIND_PARAMS
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast
 from kerneldecl.policies.hopper.tilings import Result, Tiling
 from kerneldecl.policies.hopper.time_model import pdl_factor
@@ -149,10 +149,11 @@ def test_groups_that_are_never_timed_would_not_be_proposed(
     space = of(dtype[0], size, layout, accum_dtype=dtype[1])
     if not wgmma_matmul.why_not(space, H200):
         by_schedule = wgmma_matmul._by_schedule(gemm(space), Result(space.blocks[-1].writes[0].dtype, has_residual=False), H200.the_gpu)
-        timed = [
-            [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())] for groups in by_schedule
-        ]
-        every = diversified(best_first(estimates, wgmma_matmul.SAME_TILE) for estimates in timed)
+        timed = {
+            name: [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())]
+            for name, groups in by_schedule.items()
+        }
+        every = wgmma_matmul._in_order(timed)
         assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
