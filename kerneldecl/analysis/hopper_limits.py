@@ -17,9 +17,11 @@ SWIZZLE_ROWS = 8
 
 MIN_STAGES, MAX_STAGES = 2, 12
 """Stages of the shared-memory pipeline that the templates build."""
-SPLIT_K_CHOICES = (1, 2, 4, 8)
-"""CTAs of one cluster among which the templates split k; 8 is the largest portable cluster (CUDA programming guide, compute capability
+MAX_SPLIT_K = 8
+"""CTAs of one cluster among which the templates split k at most: the largest portable cluster (CUDA programming guide, compute capability
 9.0)."""
+MAX_WORKSPACE_SPLIT_K = 64
+"""CTAs among which the templates split k at most where partial accumulators go through global memory."""
 MAX_MULTICAST_CLUSTER = 4
 """CTAs of one cluster that share operands by multicast in the templates."""
 
@@ -64,6 +66,14 @@ SMEM_BOX_ALIGN_BYTES = 128
 def epilogue_tile_bytes(consumer_results: int) -> int:
     """Return the shared memory of all results of a consumer's part of a tile, of 16 bits, where TMA loads a residual's tile there."""
     return 2 * consumer_results
+
+
+def split_k_share(registers: int, split_k: int) -> int:
+    """Return how many of a thread's registers of accumulators each CTA of a split-K cluster reduces; the last CTAs may have fewer.
+
+    Where they do not divide evenly, shares are of whole 16 bytes.
+    """
+    return registers // split_k if registers % split_k == 0 else -(-registers // (split_k * 4)) * 4
 
 
 def fitting_epilogue_buffers(chunks: int, consumers: int, free_bytes: int) -> int:

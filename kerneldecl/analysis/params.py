@@ -13,6 +13,8 @@ from kerneldecl.model import Candidate, Value
 
 SIMT_WARP_ROWS, SIMT_WARP_COLUMNS = 4, 8
 """Lanes of a warp along the rows and the columns of a tile on CUDA cores; in a convolution, along pixels and channels."""
+SIMT_VECTOR = 4
+"""Neighbouring rows or columns of a thread's tile on CUDA cores: those of one access to shared memory."""
 PERMUTED_ROWS = (32, 64, 128, 256)
 """Lengths, in 16-bit elements, of the rows in shared memory that are permuted against bank conflicts; other rows are padded."""
 ROW_MULTIPLE = 32
@@ -80,13 +82,16 @@ class GemmSimtParams(NamedTuple):
     raster_group: int = 1
     """Rows of tiles that are computed before the next column of tiles."""
     split_k: int = 1
+    vector_n: int = SIMT_VECTOR
+    """Neighbouring columns of a thread; other lanes' lie between them and its next ones. Candidates without it have `SIMT_VECTOR`."""
 
     @property
     def threads(self) -> int:
         return self.block_m // self.thread_m * (self.block_n // self.thread_n)
 
     def candidate(self) -> Candidate:
-        return Candidate.of("gpu_matmul_simt", self._asdict())
+        left_out = {"vector_n"} if self.vector_n == SIMT_VECTOR else set()
+        return Candidate.of("gpu_matmul_simt", {name: value for name, value in self._asdict().items() if name not in left_out})
 
 
 class ConvTcParams(NamedTuple):
@@ -163,6 +168,8 @@ class WgmmaParams(NamedTuple):
     """Columns of a tile's box of pixels."""
     tile_h: int = 0
     """Rows of that box."""
+    workspace: int = 0
+    """1 where split-K adds partial accumulators by a second kernel, out of global memory. Candidates without it do not name it."""
 
     @property
     def is_cooperative(self) -> bool:
@@ -186,7 +193,7 @@ class WgmmaParams(NamedTuple):
 
     def candidate_of(self, template: str, own: Sequence[str]) -> Candidate:
         """Return the candidate of a template that has `own` parameters besides those of both."""
-        left_out = {*GEMM_ALONE, *CONV_ALONE} - {*own}
+        left_out = {*GEMM_ALONE, *CONV_ALONE, *(() if self.workspace else ("workspace",))} - {*own}
         return Candidate.of(template, {name: value for name, value in self._asdict().items() if name not in left_out})
 
 

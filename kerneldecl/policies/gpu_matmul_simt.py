@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
 from kerneldecl.analysis.gpu_limits import MAX_GRID_Z, MIN_ASYNC_COPY_BYTES, SM_PARTITIONS
-from kerneldecl.analysis.params import SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams
+from kerneldecl.analysis.params import SIMT_VECTOR, SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu import conv_tiles_simt
 from kerneldecl.policies.gpu.conv_tiles import sliding_window_of
@@ -36,8 +36,10 @@ BLOCK_K = 8
 THREAD_TILES = ((4, 4), (4, 8), (8, 4), (8, 8))
 THREADS = range(32, 513)
 STAGES = (2, 4)
-MIN_K_TILES = 32
-"""K-tiles of a thread block at least, where split-K divides the reduction."""
+FEW_BLOCKS_STAGES = 8
+"""Stages that are tried besides where SMs have one small thread block at most, which waits for each copy."""
+MIN_K_TILES, SHORT_MIN_K_TILES = 32, 16
+"""K-tiles of a thread block at least, where split-K divides the reduction; and where the reduction is shorter than two times the first."""
 SAME_TILE = 4
 """Candidates of one tile that are proposed."""
 OTHER_REGISTERS = 24
@@ -90,16 +92,28 @@ def tilings(gemm: Contraction, gpu: Gpu) -> Iterator[GemmSimtParams]:
         rows, columns = -(-m // block_m), -(-n // block_n)
         resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(gemm, bare)))
         raster_group = raster_group_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
-        for split_k in split_k_choices(gemm.extents[0] * rows * columns, _k_tiles(gemm, bare), MIN_K_TILES, gpu, resident):
+        k_tiles = _k_tiles(gemm, bare)
+        least = MIN_K_TILES if k_tiles >= 2 * MIN_K_TILES else SHORT_MIN_K_TILES
+        for split_k in split_k_choices(gemm.extents[0] * rows * columns, k_tiles, least, gpu, resident):
             for stages in _stages(gemm, bare._replace(split_k=split_k), gpu):
-                yield bare._replace(stages=stages, raster_group=raster_group, split_k=split_k)
+                for vector_n in _vectors_n(gemm):
+                    yield bare._replace(stages=stages, raster_group=raster_group, split_k=split_k, vector_n=vector_n)
+
+
+def _vectors_n(gemm: Contraction) -> tuple[int, ...]:
+    """Return how many neighbouring columns of a thread to try: where rows of the result end amid vectors, lanes store neighbours, too."""
+    return (SIMT_VECTOR,) if gemm.out_contiguous % SIMT_VECTOR == 0 else (SIMT_VECTOR, 1)
 
 
 def _stages(gemm: Contraction, bare: GemmSimtParams, gpu: Gpu) -> list[int]:
     """Return numbers of stages worth trying: more than two where cp.async can copy, and as many as fit shared memory."""
     is_async = gpu.async_copy and min(_copied_bytes(gemm.a), _copied_bytes(gemm.b)) >= MIN_ASYNC_COPY_BYTES
     stage_bytes = smem_bytes(gemm, bare)
-    fitting = (stages for stages in STAGES if stages == 2 or (is_async and stages * stage_bytes <= gpu.smem_per_block_optin_bytes))
+    batch, m, n, _ = gemm.extents
+    blocks = batch * -(-m // bare.block_m) * -(-n // bare.block_n) * bare.split_k
+    waits = blocks <= gpu.sm_count and FEW_BLOCKS_STAGES * stage_bytes <= gpu.smem_per_block_bytes
+    tried = (*STAGES, FEW_BLOCKS_STAGES) if waits else STAGES
+    fitting = (stages for stages in tried if stages == 2 or (is_async and stages * stage_bytes <= gpu.smem_per_block_optin_bytes))
     return [stages for stages in fitting if stages <= _k_tiles(gemm, bare)] or [1]
 
 
@@ -156,12 +170,19 @@ def _estimate(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu) -> Estimate:
     traffic = dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group), most * gpu.sm_count)
     secs = max(
         per_sm / resident * (k_tiles * k_tile_cycles + START_CYCLES) / gpu.clock_hz,
-        blocks * k_tiles * tile_bytes / gpu.l2_bytes_per_s,
+        (blocks * k_tiles * tile_bytes + _stored_bytes(gemm, tiling)) / gpu.l2_bytes_per_s,
         traffic / gpu.dram_bytes_per_s,
     )
     if tiling.split_k > 1:
         secs += split_k_reduction_secs(gemm, tiling.split_k, gpu)
     return Estimate(tiling, secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
+
+
+def _stored_bytes(gemm: Contraction, tiling: GemmSimtParams) -> float:
+    """Return the bytes of L2's sectors that results take beside operands': lanes that store every fourth element write each four times."""
+    batch, m, n, _ = gemm.extents
+    times = 0 if gemm.out_contiguous % SIMT_VECTOR == 0 else tiling.vector_n
+    return batch * m * n * tiling.split_k * dtype_bytes(gemm.accum_dtype) * times
 
 
 def _busy_cycles(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu, blocks: int) -> float:
@@ -180,9 +201,10 @@ def _warp_cycles(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu) -> float:
 
 
 def _smem_cycles(tiling: GemmSimtParams) -> float:
-    """Return how long one warp keeps shared memory busy with one k-tile: two cycles for a vector of each lane, one for a copy."""
+    """Return how long one warp keeps shared memory busy with one k-tile: two cycles for a vector of each lane, one for an element."""
     elements = (tiling.block_m + tiling.block_n) * tiling.block_k / tiling.threads
-    return tiling.block_k * (tiling.thread_m + tiling.thread_n) / 2 + elements
+    columns = tiling.thread_n * (SIMT_VECTOR if tiling.vector_n == 1 else 2) / SIMT_VECTOR
+    return tiling.block_k * (tiling.thread_m / 2 + columns) + elements
 
 
 def _copy_cycles(operand: Operand, extent: int, tiling: GemmSimtParams) -> float:

@@ -186,7 +186,9 @@ def _chunks(gpu: Gpu, blocks: int, vectors: int, threads: int) -> list[int]:
     """Return into how many chunks to cut each row: one, and where blocks are fewer than SMs, so many that each SM has some."""
     wanted = [gpu.sm_count * waves // blocks for waves in (1, 2, 4)] if blocks < gpu.sm_count else []
     powers = (1 << max(0, want - 1).bit_length() for want in wanted)
-    return list(dict.fromkeys([1, *(chunks for chunks in powers if vectors % chunks == 0 and vectors // chunks >= threads)]))
+    # Chunks are equally long.
+    found = (largest_divisor(vectors, power) for power in powers)
+    return list(dict.fromkeys([1, *(chunks for chunks in found if vectors // chunks >= threads)]))
 
 
 def _contiguous(block: Block) -> int:

@@ -22,6 +22,10 @@ AUTO = {"cuda": 70}
 THREADS = (128, 256, 64, 512)
 SIDE = (8, 16, 32, 4, 64)
 """Neighbouring vectors of channels in a block."""
+STRIPS = (1, 2, 4, 8)
+"""Neighbouring pixels of a thread at most, where channels are no whole vectors."""
+LEAST_ACCESS = 4
+"""Bytes of L1's bandwidth that an access of a lane takes at least."""
 MAX_WINDOW = 64
 """Elements of a sliding window along its reduced axes at most: a thread's loads of them are unrolled."""
 OTHER_REGISTERS = 24
@@ -48,19 +52,38 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     assert column is not None, "it runs across contiguous memory"
     channels, window, element = block.axes[column].extent, points(block, "reduce"), dtype_bytes(main.dtype)
     windows, moved = points(block, "spatial") // channels, moved_bytes(space)
-    for width, side, block_threads in itertools.product(access_widths(channels, element), SIDE, THREADS):
-        threads = largest_divisor(channels // width, side)
-        rows = largest_divisor(windows, max(1, block_threads // threads))
+    for width, threads, rows, strip in _threads(block, column):
         read = points(block) * element * len(block.reads)
         work = Work(
-            blocks=windows // rows * (channels // (width * threads)),
-            threads=threads * rows,
-            regs_per_thread=OTHER_REGISTERS + width + math.ceil(4 * width * element / 4),
-            flops=points(block) * (block.flops_per_point + ACCESS_FLOPS / width),
+            blocks=windows * channels // (max(1, rows) * threads * width * max(1, strip)),
+            threads=threads * max(1, rows),
+            regs_per_thread=OTHER_REGISTERS + width * max(1, strip) + math.ceil(4 * width * max(1, strip) * element / 4),
+            flops=points(block) * (block.flops_per_point + ACCESS_FLOPS * _accesses(strip, width)),
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=moved,
-            l2_bytes=moved * max(1.0, SECTOR_BYTES / (threads * width * element)),
-            moved_smem_bytes=read,
+            l2_bytes=moved * max(1.0, SECTOR_BYTES / (min(channels, threads * width) * element)),
+            moved_smem_bytes=read if strip == 0 else max(element, LEAST_ACCESS) * points(block) * _accesses(strip, width),
             rounds=rounds(window * width * element),
         )
-        yield {"threads": threads, "rows": rows, "width": width}, (work,)
+        yield {"threads": threads, "rows": rows, "width": width} | ({"strip": strip} if strip else {}), (work,)
+
+
+def _accesses(strip: int, width: int) -> float:
+    """Return the accesses to memory for each product: a strip's pixels share each weight."""
+    return (1 + 1 / strip) if strip else 1 / width
+
+
+def _threads(block: Block, column: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the channels of a thread, the threads along channels and along pixels, and the pixels of a strip.
+
+    Strips are 0 but where channels are no whole vectors: there threads also go over strips and channels as one line.
+    """
+    channels, spatial = block.axes[column].extent, points(block, "spatial")
+    widths = access_widths(channels, dtype_bytes(largest(block).dtype))
+    for width, side, block_threads in itertools.product(widths, SIDE, THREADS):
+        threads = largest_divisor(channels // width, side)
+        yield width, threads, largest_divisor(spatial // channels, max(1, block_threads // threads)), 0
+    pixels = [axis.extent for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+    if max(widths) == 1 and pixels:
+        for strip, block_threads in itertools.product({largest_divisor(pixels[-1], most) for most in STRIPS}, THREADS):
+            yield 1, largest_divisor(spatial // strip, block_threads), 0, strip

@@ -22,7 +22,6 @@ from kerneldecl.analysis.hopper_limits import (
     MMA_TILE_ROWS,
     PREFERRED_ACCUM_REGISTERS,
     RESERVED_SMEM_BYTES,
-    SPLIT_K_CHOICES,
     WARPGROUP_THREADS,
     epilogue_tile_bytes,
 )
@@ -34,8 +33,8 @@ from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, ImageReduction
 from kerneldecl.policies.hopper.operands import first_reason, smem_rows_unit
+from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import N_UNIT
-from kerneldecl.policies.wgmma_matmul import MIN_SPLIT_K_TILES, SPLIT_K_MAX_WAVES
 
 TEMPLATES = ("wgmma_conv2d",)
 KINDS = ("cuda",)
@@ -222,12 +221,12 @@ def _clustered_or_split(problem: Problem, tile: Tiling) -> Iterator[Tiling]:
         yield tile._replace(cluster_n=2) if tile.swap_ab else tile._replace(cluster_m=2)
     if tile.is_pingpong:
         return
-    for split_k in SPLIT_K_CHOICES:
-        is_long = conv.k_tiles // split_k >= MIN_SPLIT_K_TILES
-        unit = accumulators_per_register(gemm.accum_dtype) * split_k
-        is_even = conv.k_tiles % split_k == 0 and tile.thread_accumulators % unit == 0
-        if split_k > 1 and is_long and is_even and tiles * split_k <= SPLIT_K_MAX_WAVES * gpu.sm_count:
+    # A k-tile beyond the last one would be a filter tap beyond the last one.
+    for split_k in split_k_choices(gpu, tiles, conv.k_tiles):
+        if conv.k_tiles % split_k == 0:
             yield tile._replace(split_k=split_k)
+    for split_k in workspace_choices(gpu, tiles, conv.k_tiles, is_even=True):
+        yield tile._replace(split_k=split_k, workspace=1)
 
 
 def _with_stages(problem: Problem, tiling: Tiling) -> Iterator[Estimate]:
@@ -258,7 +257,8 @@ def _stage_extents(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:
 
 def _epilogue_smem_bytes(problem: Problem, tiling: Tiling) -> int:
     out_bytes = dtype_bytes(problem.out_dtype)
-    return model.epilogue_smem_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split_k, out_bytes)
+    split_k = 1 if tiling.workspace else tiling.split_k
+    return model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, split_k, out_bytes)
 
 
 def smem_bytes(problem: Problem, tiling: Tiling) -> int:
@@ -279,7 +279,9 @@ def _estimate(problem: Problem, tiling: Tiling) -> Estimate:
     if tiling.cluster_m * tiling.cluster_n > 1:
         secs *= CLUSTER_FACTOR
     launch = model.launch_secs(gpu, has_pdl=bool(tiling.pdl))
-    return Estimate(tiling, secs + launch, (tiling.block_m, tiling.block_n, tiling.split_k, tiling.is_pingpong, tiling.swap_ab))
+    return Estimate(
+        tiling, secs + launch, (tiling.block_m, tiling.block_n, tiling.split_k, tiling.workspace, tiling.is_pingpong, tiling.swap_ab)
+    )
 
 
 def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
@@ -292,6 +294,7 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         cluster_m=tiling.cluster_m,
         cluster_n=tiling.cluster_n,
         split_k=tiling.split_k,
+        has_workspace=bool(tiling.workspace),
         out_bytes=dtype_bytes(problem.out_dtype),
         dram_bytes=_dram_bytes(problem),
     )

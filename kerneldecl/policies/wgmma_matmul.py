@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from kerneldecl.analysis.hopper_limits import (
     MIN_STAGES,
     MMA_TILE_ROWS,
     PREFERRED_ACCUM_REGISTERS,
-    SPLIT_K_CHOICES,
 )
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
@@ -32,15 +31,17 @@ from kerneldecl.policies.hopper.operands import (
     are_tma_loadable,
     first_reason,
     has_residual,
+    is_from_registers,
     is_k_last_in_smem,
     is_tma_loadable,
     k_tile_items,
     needs_transpose,
     smem_rows_unit,
 )
-from kerneldecl.policies.hopper.ranking import diversified
+from kerneldecl.policies.hopper.ranking import diversified, in_turns
+from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast, filling_block_n
-from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Result, Tiling, problem_of, timed
+from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, WORKSPACE, Result, Tiling, problem_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
 KINDS = ("cuda",)
@@ -48,10 +49,6 @@ HAS_TRACES = False
 
 MAX_BATCH_AXES = MAX_TMA_RANK - 2
 """Axes of a batch that a tensor map has room for besides a matrix's two."""
-MIN_SPLIT_K_TILES = 2
-"""K-tiles of each split-K part at least."""
-SPLIT_K_MAX_WAVES = 2
-"""Waves that the CTAs of all split-K parts make at most."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 """Values of `cluster_m` and `cluster_n`."""
 ALWAYS_SWAP_MAX_M = 32
@@ -94,7 +91,13 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
     by_schedule = _by_schedule(gemm, Result(space.blocks[-1].writes[0].dtype, has_residual(space)), arch.the_gpu)
-    return diversified(best_first(found, SAME_TILE) for found in by_schedule)
+    return _in_order(by_schedule)
+
+
+def _in_order(by_schedule: Mapping[str, list[Group | Estimate]]) -> Iterator[Proposal]:
+    """Yield the proposals of all kernel schedules."""
+    proposals = diversified(best_first(found, SAME_TILE) for found in by_schedule.values())
+    return in_turns(proposals) if any(WORKSPACE in name for name in by_schedule) else proposals
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -139,39 +142,49 @@ def _has_one_stride(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
+def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Mapping[str, list[Group | Estimate]]:
     """Return all tilings by kernel schedule, of the operands as they are and of copies that TMA can load."""
-    found = list(_timed_tilings(gemm, result, gpu, packing_secs=0.0))
-    packed, packed_bytes = _packed(gemm)
-    if packed_bytes:
-        found += _timed_tilings(packed, result, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
+    found = [*_timed_tilings(gemm, result, gpu, is_packed=False), *_timed_tilings(gemm, result, gpu, is_packed=True)]
     by_schedule = defaultdict(list)
     for schedule, tilings in found:
         by_schedule[schedule].append(tilings)
-    return by_schedule.values()
+    return by_schedule
 
 
 def _packed(gemm: Contraction) -> tuple[Contraction, int]:
-    """Return the GEMM with copies of those operands that TMA cannot load, and the bytes to copy; transposed ones count more often."""
+    """Return the GEMM with copies of those operands that TMA cannot load, and the bytes to copy; transposed ones count more often.
+
+    A is wgmma's.
+    """
     operands = {name: operand for name in ("a", "b") if not is_tma_loadable(operand := getattr(gemm, name))}
+    if is_from_registers(gemm.a):
+        del operands["a"]
     copies = {name: replace(operand, contiguous=K_TILE_BYTES, is_k_last=is_k_last_in_smem(operand)) for name, operand in operands.items()}
     copied = (operand.size_bytes * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1) for operand in operands.values())
     return replace(gemm, **copies), sum(copied)
 
 
-def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
-    """Yield groups of tilings with the schedule under which they are ranked."""
-    for swap_ab in _swap_choices(gemm.extents[1]):
-        problem = problem_of(_swapped(gemm) if swap_ab else gemm, result, gpu, packing_secs)
+def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, *, is_packed: bool) -> Iterator[tuple[str, Group | Estimate]]:
+    """Yield groups of tilings with the schedule under which they are ranked, of the operands as they are or of copies."""
+    for swap_ab in _swap_choices(gemm):
+        read = _swapped(gemm) if swap_ab else gemm
+        packed, packed_bytes = _packed(read)
+        if is_packed and not packed_bytes:
+            continue
+        secs = model.packing_secs(gpu, packed_bytes) if is_packed else 0.0
+        problem = problem_of(packed if is_packed else read, result, gpu, secs)
         for tiling in _tilings(problem.gemm, gpu, swap_ab):
-            yield from timed(problem, tiling._replace(pack=int(packing_secs > 0)))
+            yield from timed(problem, tiling._replace(pack=int(is_packed)))
 
 
-def _swap_choices(m: int) -> tuple[int, ...]:
-    if m <= ALWAYS_SWAP_MAX_M:
-        return (1,)
+def _swap_choices(gemm: Contraction) -> tuple[int, ...]:
+    m = gemm.extents[1]
     is_uneven = m <= UNEVEN_SWAP_MAX_M and m % SKINNY_EXTENT > 0
-    return (0, 1) if m <= SKINNY_EXTENT or is_uneven else (0,)
+    # As operand A, TF32 with k first needs no transpose.
+    may_be_a = is_from_registers(gemm.a) or is_from_registers(gemm.b)
+    if m <= SKINNY_EXTENT or is_uneven or may_be_a:
+        return (0, 1) if m > ALWAYS_SWAP_MAX_M or is_from_registers(gemm.a) else (1,)
+    return (0,)
 
 
 def _swapped(gemm: Contraction) -> Contraction:
@@ -195,7 +208,7 @@ def _tiles(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[tuple[Tiling, 
     batch, m, n, _ = gemm.extents
     dtype, unit = gemm.a.dtype, smem_rows_unit(gemm.b)
     is_skinny = bool(swap_ab) and n <= SKINNY_EXTENT
-    widths = block_n_choices(n, dtype, is_skinny=is_skinny) if is_skinny or not swap_ab else []
+    widths = block_n_choices(n, dtype, is_skinny=is_skinny) if is_skinny or not swap_ab or is_from_registers(gemm.a) else []
     for block_m, consumers, kernel_schedule in CONSUMERS:
         filling = [] if is_skinny else filling_block_n(batch * -(-m // block_m), n, dtype, unit, gpu)
         for block_n in (*(width for width in widths if width not in filling), *filling):
@@ -247,10 +260,9 @@ def _clustered(gemm: Contraction, tile: Tiling) -> Iterator[Tiling]:
 
 
 def _split(gemm: Contraction, gpu: Gpu, tile: Tiling) -> Iterator[Tiling]:
-    """Yield a tile with split-K, where tiles leave SMs idle and k-tiles and accumulators divide evenly among CTAs."""
-    k_tiles = -(-gemm.extents[3] // k_tile_items(gemm))
-    for split_k in SPLIT_K_CHOICES:
-        is_even = k_tiles % split_k == 0 and tile.thread_accumulators % (accumulators_per_register(gemm.accum_dtype) * split_k) == 0
-        is_long = k_tiles // split_k >= MIN_SPLIT_K_TILES
-        if split_k > 1 and is_even and is_long and _tile_count(gemm, tile) * split_k <= SPLIT_K_MAX_WAVES * gpu.sm_count:
-            yield tile._replace(split_k=split_k)
+    """Yield a tile with split-K, where tiles leave SMs idle."""
+    tiles, k_tiles = _tile_count(gemm, tile), -(-gemm.extents[3] // k_tile_items(gemm))
+    for split_k in split_k_choices(gpu, tiles, k_tiles):
+        yield tile._replace(split_k=split_k)
+    for split_k in workspace_choices(gpu, tiles, k_tiles):
+        yield tile._replace(split_k=split_k, workspace=1)

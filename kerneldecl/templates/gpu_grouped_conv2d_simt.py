@@ -25,10 +25,8 @@ from kerneldecl.analysis.grouped_conv import why_not_simt
 from kerneldecl.analysis.grouped_conv_params import GroupedConvSimtParams
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.gpu.grouped_conv_config import sizes_of
-from kerneldecl.templates.gpu.grouped_conv_copy import are_weights_contiguous
+from kerneldecl.templates.gpu.grouped_conv_launch import convolution_of
 from kerneldecl.templates.gpu.grouped_conv_simt_kernel import GroupedConvSimtKernel, build
-from kerneldecl.templates.gpu.read_grouped_conv import read_grouped_convolution
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -36,10 +34,5 @@ from kerneldecl.templates.shared.fast_parse import fast_parsing
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one custom kernel, or None where it is none or these parameters do not take it."""
     chosen = GroupedConvSimtParams(**{name: params[name] for name in GroupedConvSimtParams._fields})  # type: ignore[arg-type]
-    convolution = read_grouped_convolution(mod)
-    if convolution is None:
-        return None
-    sizes, gpu = sizes_of(convolution), arch.the_gpu
-    if why_not_simt(sizes, gpu) or not chosen.fits(sizes, gpu) or not are_weights_contiguous(convolution, chosen.tile(sizes)):
-        return None
-    return build(GroupedConvSimtKernel(convolution, chosen, supports_pdl(gpu)))
+    convolution = convolution_of(mod, chosen, arch.the_gpu, why_not_simt)
+    return None if convolution is None else build(GroupedConvSimtKernel(convolution, chosen, supports_pdl(arch.the_gpu)))

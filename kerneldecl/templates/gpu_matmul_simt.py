@@ -10,6 +10,8 @@ Parameters:
                       operands in shared memory at once, copied by cp.async
   raster_group        rows of tiles visited before the next column of tiles; divides the number of rows of tiles
   split_k             parts of k, computed by thread blocks of their own and added by a second kernel
+  vector_n            neighbouring columns of a thread, 1, 2 or 4 (where it is left out); with 1, lanes store neighbouring results at once,
+                      which pays where rows of the result are no whole vectors
 
 Copies by cp.async are asynchronous where code is generated with the pass option in PASS_CONFIG.
 """
@@ -24,7 +26,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand
-from kerneldecl.analysis.params import SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams, read_params
+from kerneldecl.analysis.params import SIMT_VECTOR, SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams, read_params
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
     can_copy_async,
@@ -57,7 +59,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 
 
 def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmSimtParams, arch: Arch) -> bool:
-    vector_m, vector_n = math.gcd(tiles.thread_m, 4), math.gcd(tiles.thread_n, 4)
+    vector_m, vector_n = math.gcd(tiles.thread_m, SIMT_VECTOR), math.gcd(tiles.thread_n, tiles.vector_n)
     # 1. Normal form, in whole tiles; both operands have k first, so that a thread's rows (columns) are adjacent.
     normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), k_first=True, split_k=tiles.split_k)
     if normal is None:
@@ -89,7 +91,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmSimtParams, arch: Arc
         inline_sources(sch, copy)
 
     # 4. Accumulators: cleared before the k-loop, stored after it, through the epilogue.
-    _store(sch, store, thread, vector_n if gemm.out_contiguous % vector_n == 0 else 1)
+    _store(sch, store, thread, vector_n if gemm.out_contiguous % vector_n == 0 else 1, is_single=vector_n == 1)
     for loop in (m_in, n_in, k_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, k)
@@ -142,7 +144,7 @@ def _vector(operand: Operand, extent: int, tiles: GemmSimtParams) -> int:
 def _copy(sch: Schedule, block: Any, k_loop: Any, operand: Operand, tiles: GemmSimtParams) -> Any:
     """Have all threads copy an operand's k-tile to shared memory, adjacent threads adjacent elements of global memory."""
     copy = sch.cache_read(block, operand.position, "shared.dyn")
-    sch.compute_at(copy, k_loop)
+    sch.compute_at(copy, k_loop, preserve_unit_loops=tiles.vector_n == 1)
     k, other = sch.get_loops(copy)[-2:]
     vector = _vector(operand, int(sch.get(other).extent), tiles)
     loops = [k, other]
@@ -160,9 +162,9 @@ def _copy(sch: Schedule, block: Any, k_loop: Any, operand: Operand, tiles: GemmS
     return copy
 
 
-def _store(sch: Schedule, store: Any, thread: Any, vector: int) -> None:
-    """Have each thread store its results, in vectors where rows of the result allow them."""
-    place_store(sch, store, thread)
+def _store(sch: Schedule, store: Any, thread: Any, vector: int, *, is_single: bool) -> None:
+    """Have each thread store its results, in vectors where rows of the result allow them; `is_single` says that it has single columns."""
+    place_store(sch, store, thread, keeps_unit_loops=is_single)
     row, column = sch.get_loops(store)[-2:]
     _, column_in = sch.split(column, [None, vector])
     sch.unroll(row)
@@ -176,7 +178,7 @@ def _load(sch: Schedule, block: Any, k_loop: Any, operand: Operand, vector: int)
     nvcc itself combines adjacent loads into vectors.
     """
     load = sch.cache_read(block, operand.position, "local")
-    sch.compute_at(load, k_loop)
+    sch.compute_at(load, k_loop, preserve_unit_loops=vector == 1)
     _, inner = sch.split(sch.get_loops(load)[-1], [None, vector])
     if operand.is_k_last:
         sch.vectorize(inner)

@@ -6,6 +6,8 @@ Parameters:
   threads  threads of a block along the channels
   rows     output pixels of a block, each with threads of its own
   width    adjacent channels of one output pixel that a thread computes in registers, from vectors that it loads
+  strip    neighbouring output pixels of a row, by one channel, that a thread computes, with rows = 0 and width = 1: threads go over strips
+           and channels as one line, so that channels need not divide into threads. Without it, each row has threads along the channels
 
 Windows that overlap share loads through L1.
 """
@@ -49,11 +51,11 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
         sch.set_scope(leaf.rv, 0, "local")
     last = after[-1].rv if after else sch.cache_write(leaf.rv, 0, "local")
     sch.reverse_compute_at(last, thread, preserve_unit_loops=True)
-    sch.vectorize(sch.get_loops(last)[-1])
+    # Pixels of a strip are not neighbours in memory.
+    (sch.unroll if "strip" in params else sch.vectorize)(sch.get_loops(last)[-1])
     # 4. The blocks before it, in vectors.
     for producer in before:
-        if not _pad_in_registers(sch, producer, point):
-            sch.compute_inline(producer.rv)
+        _load_or_inline(sch, producer, leaf, point, params)
     thread_loops.load_vectors(sch, leaf.rv, point)
     # 5. The reduction over the window, a vector for each of its points, with all loads in flight together.
     sch.unroll(point)
@@ -65,6 +67,8 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
 
 def _threads(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
     """Bind a reduction's loops to threads; return the loops over threads, over the points of a window, and over a thread's channels."""
+    if "strip" in params:
+        return _threads_of_line(sch, leaf, params)
     threads, rows, width = (blocks.count(params, name) for name in ("threads", "rows", "width"))
     column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
     if column is None or axes[column].kind != "spatial" or not leaf.loops_of("reduce"):
@@ -80,6 +84,36 @@ def _threads(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> t
     for loop, name in ((sch.fuse(pixel, vectors), "blockIdx.x"), (ty, "threadIdx.y"), (tx, "threadIdx.x")):
         sch.bind(loop, name)
     return tx, blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv), lane
+
+
+def _threads_of_line(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
+    """Bind a reduction's loops to threads that go over strips of pixels and channels alike; return loops over threads, points, a strip."""
+    threads, strip = (blocks.count(params, name) for name in ("threads", "strip"))
+    column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
+    pixels = [at for at, axis in enumerate(axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+    if column is None or axes[column].kind != "spatial" or not leaf.loops_of("reduce") or not pixels:
+        return None
+    # As above, predicates of uneven loops would be lost.
+    if axes[pixels[-1]].extent % strip or leaf.extent_of("spatial") // strip % threads:
+        return None
+    *outer, last = (leaf.loops[at] for at in pixels)
+    strips, pixel = sch.split(last, [None, strip])
+    line = [*outer, strips, *filter(None, [leaf.loops[column]])]
+    sch.reorder(*line, *leaf.loops_of("reduce"), pixel)
+    block, tx = sch.split(sch.fuse(*line), [None, threads])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(tx, "threadIdx.x")
+    return tx, blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv), pixel
+
+
+def _load_or_inline(sch: Schedule, producer: blocks.Leaf, leaf: blocks.Leaf, point: Any, params: Mapping[str, Value]) -> None:
+    """Compute a block before a reduction for one point of a window: in registers where it pads, else within the reduction."""
+    if not _pad_in_registers(sch, producer, point):
+        sch.compute_inline(producer.rv)
+        return
+    for pixels in sch.get_loops(producer.rv)[len(sch.get_loops(leaf.rv)) - 1 :]:
+        if blocks.extent(sch, pixels) > 1 and "strip" in params:
+            sch.unroll(pixels)
 
 
 def _pad_in_registers(sch: Schedule, producer: blocks.Leaf, loop: Any) -> bool:

@@ -5,7 +5,7 @@ Knows nothing of how its parameters are chosen, and recognises a convolution by 
 A tile's rows are results of a box of pixels, w fastest, then h, then images; its columns are filters; with `swap_ab`, the other way
 round. A k-tile is 64 channels at one tap: the box of pixels that the tap meets, strided, and zeros where it reaches beyond the image.
 
-Parameters: those of `wgmma_matmul` but for pack and stream_k, and
+Parameters: those of `wgmma_matmul` but for pack and stream_k, with a split_k that divides the k-tiles, and
   tile_w, tile_h   pixels of a tile along a row and along a column of the image, powers of two; what is left of its pixels are images
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.

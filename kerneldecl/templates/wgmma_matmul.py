@@ -14,8 +14,10 @@ Parameters:
   cluster_n        1, 2 or 4: CTAs of a cluster along n, which share tiles of A; the two make at most 4. A shared tile is cut in TMA
                    boxes of 8 rows or a multiple, 64 where k is not contiguous; a CTA loads at most four, and the last ones fewer
   raster_group     rows of tiles (of clusters' tiles) in a rasterization group: scheduled before the next column
-  split_k          1, 2, 4 or 8 CTAs of a cluster among which k is split; they reduce accumulators in each other's shared memory.
-                   Then cluster_m and cluster_n are 1 and each cluster has one tile
+  split_k          1 to 8 CTAs of a cluster among which k is split; they reduce accumulators in each other's shared memory, each one a
+                   share of them. Then cluster_m and cluster_n are 1 and each cluster has one tile
+  workspace        1 has up to 64 CTAs, of no cluster, share k: a second kernel adds their partial accumulators, out of global memory; 0
+                   where it is left out
   kernel_schedule  "cooperative": all consumers share a tile; "staggered": two do, the second some k-tiles behind the first;
                    "pingpong": two have tiles of their own (block_m is then one consumer's). With the latter two, one's epilogue
                    overlaps the other's mainloop
@@ -29,11 +31,12 @@ Parameters:
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (where k is not contiguous: block_n rounded up to 64), 8192 bytes for each
 consumer's epilogue buffer of 64 x 64 results of 16 bits (as many of 1, 2, 4 as fit and divide the tile), with split_k > 1
-block_m * block_n * 4 bytes (2 of float16 accumulators), 1 KiB of barriers and alignment. CTAs of one consumer share an SM if
-it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are multiplied, where
-epilogue buffers for a whole tile fit, without split-K and stream-K; else threads load it chunk by chunk.
+block_m * block_n * 4 bytes (2 of float16 accumulators; none with a workspace), 1 KiB of barriers and alignment. CTAs of one consumer
+share an SM if it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are
+multiplied, where epilogue buffers for a whole tile fit, without split-K and stream-K; else threads load it chunk by chunk.
 Operands whose rows are no multiples of 16 bytes, and those of 8 or 32 bits whose k is not contiguous, are loaded through registers
-(without `pack`); that takes clusters of 1.
+(without `pack`); that takes clusters of 1. wgmma's operand A of TF32 is not: TMA loads it as it lies, and consumers give it to wgmma in
+registers. That is A, or B with `swap_ab`.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -45,15 +48,15 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.analysis import tensor_cores
-from kerneldecl.analysis.hopper_limits import K_TILE_BYTES
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.epilogue import gemm_epilogue
 from kerneldecl.templates.hopper.gemm_kernel import build
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.operands import operand_of
-from kerneldecl.templates.hopper.pack import packing_of
+from kerneldecl.templates.hopper.pack import Packing, packing_of
 from kerneldecl.templates.hopper.params import GemmParams
-from kerneldecl.templates.hopper.read_gemm import GemmProblem, read_gemm
+from kerneldecl.templates.hopper.read_gemm import GemmProblem, Matrix, read_gemm
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -78,15 +81,21 @@ def takes(gemm: GemmProblem) -> bool:
     return a == b and gemm.contraction.accum_dtype in tensor_cores.accumulators("wgmma", a)
 
 
+def _packing(matrix: Matrix, *, is_a: bool) -> Packing | None:
+    """Return the copy of an operand that TMA reads; None where it needs none, as wgmma's operand A that comes from registers."""
+    operand = operand_of(matrix, MMA_TILE_ROWS, 1, is_a=is_a)
+    return None if operand is None or operand.tma else packing_of(matrix)
+
+
 def kernel_of(gemm: GemmProblem, params: GemmParams, is_packed: bool, arch: Arch) -> GemmKernel | None:
     """Return the kernel of these parameters, None where the operands or the parameters do not allow it."""
     batch, m, n, k = gemm.extents
-    packings = [packing_of(matrix) if is_packed else None for matrix in (gemm.a, gemm.b)]
+    packings = [_packing(matrix, is_a=is_b == bool(params.swap_ab)) if is_packed else None for is_b, matrix in enumerate((gemm.a, gemm.b))]
     if is_packed and not any(packings):
         return None
     operands = [packing.copy if packing else matrix for packing, matrix in zip(packings, (gemm.a, gemm.b), strict=True)]
     (a_matrix, m), (b_matrix, n) = list(zip(operands, (m, n), strict=True))[:: -1 if params.swap_ab else 1]
-    a = operand_of(a_matrix, params.block_m, params.cluster_n)
+    a = operand_of(a_matrix, params.block_m, params.cluster_n, is_a=True)
     b = operand_of(b_matrix, params.block_n, params.cluster_m)
     k_tiles = -(-k * a_matrix.item_bytes // K_TILE_BYTES)
     accum_dtype = gemm.contraction.accum_dtype

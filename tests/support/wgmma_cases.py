@@ -122,6 +122,29 @@ GEMMS: dict[str, Case] = {
     "few rows, swapped, odd n": ({"m": 19, "n": 133}, {**ONE, "swap_ab": 1, "block_n": 24}),
     "split-K": ({"m": 70, "n": 100, "k": 64 * 8, "epilogue": ["bias", "relu"]}, {"split_k": 4, "block_n": 64}),
     "split-K, swapped": ({"m": 13, "k": 64 * 16, "dtype": "bfloat16"}, {**ONE, "swap_ab": 1, "block_n": 16, "split_k": 8, "pdl": 1}),
+    "split-K of five, unequal shares": ({"m": 70, "n": 100, "k": 64 * 14 + 8}, {"split_k": 5, "block_n": 64, "pdl": 1}),
+    "split-K of seven, float16 accumulators": (
+        {"accum_dtype": "float16", "m": 20, "n": 130, "k": 64 * 13},
+        {**ONE, "swap_ab": 1, "block_n": 24, "split_k": 7},
+    ),
+    "split-K of three, odd k": ({"m": 70, "n": 131, "k": 64 * 6 + 7}, {**ONE, "split_k": 3, "block_n": 96}),
+    "split-K by a workspace": (
+        {"m": 70, "n": 100, "k": 64 * 20, "epilogue": ["bias", "relu"]},
+        {"split_k": 10, "block_n": 64, "workspace": 1},
+    ),
+    "split-K by a workspace, residual, odd sizes": (
+        {"m": 261, "n": 131, "k": 64 * 11 + 5, "epilogue": ["add", "gelu"], "batch": 2},
+        {"block_m": 256, "split_k": 3, "block_n": 96, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, swapped, packed": (
+        {"m": 13, "n": 131, "k": 64 * 12 + 9},
+        {**ONE, "pack": 1, "swap_ab": 1, "block_n": 16, "split_k": 12, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, float16 accumulators": (
+        {"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 17, "layout": "nn"},
+        {"split_k": 17, "block_n": 64, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, tfloat32 nn": ({**TFLOAT32, "layout": "nn", "k": 320}, {"block_n": 128, "split_k": 4, "workspace": 1}),
     "split-K of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split_k": 2, "block_n": 64}),
     "scales of int8": (
         {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},
@@ -139,6 +162,22 @@ GEMMS: dict[str, Case] = {
     "split-K of float16 accumulators": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split_k": 4, "block_n": 64}),
     "tfloat32": ({**TFLOAT32, "m": 300}, {}),
     "tfloat32, nn": ({**TFLOAT32, "layout": "nn", "k": 100, "epilogue": ["bias", "relu"]}, {"block_n": 128}),
+    "tfloat32, nn, A from registers": (
+        {**TFLOAT32, "layout": "nn", "m": 70, "n": 300, "k": 100, "epilogue": ["bias", "relu"]},
+        {"swap_ab": 1, "pdl": 1},
+    ),
+    "tfloat32, tt, ping-pong, A from registers": (
+        {**TFLOAT32, "layout": "tt", "m": 500, "batch": 2},
+        {"kernel_schedule": "pingpong", "block_n": 96, "cluster_n": 2},
+    ),
+    "tfloat32, nn, two MMA tiles, split-K, A from registers": (
+        {**TFLOAT32, "layout": "nn", "n": 260, "k": 268},
+        {"swap_ab": 1, "block_m": 256, "block_n": 56, "split_k": 3},
+    ),
+    "tfloat32, tt, clusters, staggered": (
+        {**TFLOAT32, "layout": "tt", "m": 1000, "k": 420, "out_dtype": "float16"},
+        {"kernel_schedule": "staggered", "stages": 4, "cluster_m": 2, "block_n": 128},
+    ),
     "tfloat32, odd sizes, tn": ({**TFLOAT32, "m": 151, "n": 131, "k": 67, "layout": "tn"}, {"block_n": 72}),
     "tfloat32, odd k": ({**TFLOAT32, "k": 67, "out_dtype": "float16"}, {"block_n": 128}),
     "tfloat32, batch, ping-pong": (
@@ -162,6 +201,7 @@ GEMMS: dict[str, Case] = {
         {"dtype": "float8_e5m2", "out_dtype": "bfloat16", "layout": "tn", "batch": 2, "m": 80, "n": 70, "k": 144},
         {"pack": 1},
     ),
+    "packed tfloat32, tn, A from registers": ({**TFLOAT32, "layout": "tn", "m": 72, "n": 100, "k": 133}, {"pack": 1}),
     "packed tfloat32, transposed": ({**TFLOAT32, "layout": "nn", "m": 70, "n": 72, "k": 133}, {"pack": 1}),
     "stream-K": ({"m": 520, "n": 200, "k": 320}, {"pdl": 1, "stream_k": 1}),
     "stream-K of two waves": (
@@ -235,6 +275,7 @@ CONVOLUTIONS: list[Case] = [
     (RAGGED | {"dilation": 2, "padding": 2, "epilogue": ("bias", "add", "relu")}, {"cluster_m": 2, "block_n": 128, "tile_w": 8}),
     (RAGGED | {"kh": 5, "kw": 2, "c": 136, "f": 136}, PINGPONG | {"tile_h": 8, "tile_w": 8, "raster_group": 3}),
     (RAGGED | {"c": 128, "n": 1}, {"split_k": 2}),
+    (RAGGED | {"c": 128, "n": 1, "epilogue": ("bias", "add", "relu")}, {"split_k": 9, "workspace": 1, "pdl": 1}),
     (RAGGED | {"accum_dtype": "float16", "epilogue": ("bias", "relu")}, {"block_n": 128}),
     (RAGGED | {"c": 8, "f": 8, "kh": 7, "kw": 7, "padding": 3, "stride": 2}, {"block_n": 8}),
     (RAGGED | {"h": 3, "w": 3, "padding": 0, "f": 64}, {"tile_w": 1, "tile_h": 1}),

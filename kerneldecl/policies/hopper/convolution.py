@@ -15,6 +15,7 @@ from kerneldecl.analysis.hopper_limits import TMA_ALIGN_BYTES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.operands import has_residual
+from kerneldecl.policies.hopper.ranking import in_turns
 
 ITEM_BYTES = 2
 """Bytes of an operand's element."""
@@ -92,7 +93,7 @@ class ConvPolicy(Generic[_ConvT]):
     def proposals(self, space: IterSpace, arch: Arch) -> Iterator[Proposal]:
         """Yield what `propose` returns."""
         problem = self._problem_of(space, arch)
-        return iter(()) if isinstance(problem, str) else best_first(self.estimates(problem), SAME_TILE)
+        return iter(()) if isinstance(problem, str) else in_turns(best_first(self.estimates(problem), SAME_TILE))
 
     def why_not(self, space: IterSpace, arch: Arch) -> str:
         """Return why the template does not take a computation, as a sentence; empty where it does."""

@@ -46,14 +46,24 @@ def k_tile_items(gemm: Contraction) -> int:
     return K_TILE_BYTES // dtype_bytes(gemm.a.dtype)
 
 
+def has_tma_rows(operand: Operand) -> bool:
+    """Say whether an operand's rows in memory are multiples of TMA's 16 bytes."""
+    return operand.vector() * dtype_bytes(operand.dtype) == TMA_ALIGN_BYTES
+
+
 def is_tma_loadable(operand: Operand) -> bool:
     """Say whether TMA can load tiles of an operand: its rows are multiples of 16 bytes, and it needs no transpose."""
-    return operand.vector() * dtype_bytes(operand.dtype) == TMA_ALIGN_BYTES and not needs_transpose(operand)
+    return has_tma_rows(operand) and not needs_transpose(operand)
+
+
+def is_from_registers(operand: Operand) -> bool:
+    """Say whether wgmma can take an operand from registers, as its operand A, so that nothing transposes it: TF32 with k first."""
+    return operand.dtype == "tfloat32" and needs_transpose(operand) and has_tma_rows(operand)
 
 
 def are_tma_loadable(gemm: Contraction) -> bool:
-    """Say whether TMA can load tiles of both operands."""
-    return is_tma_loadable(gemm.a) and is_tma_loadable(gemm.b)
+    """Say whether TMA can load tiles of both operands, of which A is wgmma's."""
+    return (is_tma_loadable(gemm.a) or is_from_registers(gemm.a)) and is_tma_loadable(gemm.b)
 
 
 def needs_transpose(operand: Operand) -> bool:
@@ -74,12 +84,12 @@ def smem_rows_unit(operand: Operand) -> int:
     return SWIZZLE_ROWS if is_k_last_in_smem(operand) else MMA_TILE_ROWS
 
 
-def register_load_bytes(operand: Operand, extent: int) -> int:
-    """Return the bytes of an operand's k-tile that threads load through registers, 0 where TMA loads it.
+def register_load_bytes(operand: Operand, extent: int, *, is_a: bool = False) -> int:
+    """Return the bytes of an operand's k-tile that producer threads load through registers, 0 where TMA loads it.
 
     Bytes to be transposed count `TRANSPOSE_FACTOR` times.
     """
-    if is_tma_loadable(operand):
+    if is_tma_loadable(operand) or (is_a and is_from_registers(operand)):
         return 0
     return extent * K_TILE_BYTES * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1)
 

@@ -25,7 +25,7 @@ from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.operands import are_tma_loadable, k_tile_items, register_load_bytes, smem_rows_unit
+from kerneldecl.policies.hopper.operands import are_tma_loadable, is_from_registers, k_tile_items, register_load_bytes, smem_rows_unit
 
 STAGGERED_MIN_STAGES = 4
 """Least stages of the staggered schedule, whose second consumer holds some of them longer."""
@@ -49,6 +49,10 @@ PINGPONG_MANY_WAVES = 4
 """Waves of tiles above which both tiles of a ping-pong CTA are loaded at once; in fewer waves, one comes after the other."""
 STREAM_K = "stream_k"
 """The name under which tilings with stream-K are ranked, as if it were a kernel schedule."""
+WORKSPACE = "workspace"
+"""The same for split-K through global memory."""
+A_FROM_REGISTERS = "A from registers, "
+"""Before the names of schedules whose operand A comes from registers, so that copies that are transposed before compete with them."""
 STREAM_K_CHOICES = (1, 2)
 """Last waves that stream-K may distribute evenly over all SMs."""
 STREAM_K_MAX_FILL = 0.8
@@ -132,18 +136,27 @@ class _TileWork(NamedTuple):
 
 
 def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Group | Estimate]]:
-    """Yield the tilings that differ from one in stages, PDL and stream-K, each under the name of its kernel schedule or `STREAM_K`.
+    """Yield the tilings that differ from one in stages, PDL and stream-K, each under the name by which it is ranked.
 
     Those without stream-K are yielded as one group with a lower bound of their times.
     """
     work = _tile_work(problem, tiling)
     if work.max_stages < MIN_STAGES:
         return
-    yield tiling.kernel_schedule, Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work))
+    yield (
+        _ranked_as(problem, tiling),
+        Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work)),
+    )
     for stream_k in _stream_k_choices(problem, work):
         pipeline = _pipeline(problem, work, work.max_stages, is_divided=True)._replace(stream_k=stream_k)
         chosen = work.tiling._replace(stages=work.max_stages, stream_k=stream_k, pdl=1)
         yield STREAM_K, _estimate(problem, work, chosen, pipeline, model.tiles_secs(problem.gpu, work.cost, pipeline))
+
+
+def _ranked_as(problem: Problem, tiling: Tiling) -> str:
+    """Return the name under which a tiling without stream-K is ranked."""
+    kind = A_FROM_REGISTERS if is_from_registers(problem.gemm.a) else ""
+    return kind + (WORKSPACE if tiling.workspace else tiling.kernel_schedule)
 
 
 def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
@@ -153,12 +166,13 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
         block_m=tiling.block_m,
         block_n=tiling.block_n,
         is_pingpong=tiling.is_pingpong,
-        register_load_bytes=register_load_bytes(gemm.a, tiling.block_m) + register_load_bytes(gemm.b, tiling.block_n),
+        register_load_bytes=register_load_bytes(gemm.a, tiling.block_m, is_a=True) + register_load_bytes(gemm.b, tiling.block_n),
         is_staggered=tiling.is_staggered,
+        a_consumers=tiling.consumers if is_from_registers(gemm.a) else 0,
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
-    epilogue_bytes = model.epilogue_smem_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split_k, grid.out_bytes)
+    epilogue_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
     fitting = model.fitting_stages(gpu.smem_per_block_optin_bytes, tiling.block_m, stored_columns, epilogue_bytes)
     return _TileWork(
         tiling=tiling,
@@ -180,6 +194,7 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         cluster_m=tiling.cluster_m,
         cluster_n=tiling.cluster_n,
         split_k=tiling.split_k,
+        has_workspace=bool(tiling.workspace),
         out_bytes=dtype_bytes(problem.out_dtype),
         dram_bytes=dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group * tiling.cluster_m), gpu.sm_count),
         operand_bytes=(gemm.a.size_bytes, gemm.b.size_bytes),
@@ -315,6 +330,7 @@ def _same_tile_key(tiling: Tiling) -> tuple[int, ...]:
         tiling.block_m,
         tiling.block_n,
         tiling.split_k,
+        tiling.workspace,
         *((0, 0) if tiling.stream_k > 0 else (tiling.cluster_m, tiling.cluster_n)),
         tiling.consumers,
         tiling.is_pingpong,

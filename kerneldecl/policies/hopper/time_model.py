@@ -20,6 +20,7 @@ from kerneldecl.analysis.hopper_limits import (
     WARPGROUP_THREADS,
     epilogue_tile_bytes,
     fitting_epilogue_buffers,
+    split_k_share,
 )
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SUSTAINED_CLOCK
@@ -42,6 +43,8 @@ LOAD_LATENCY_SECS = 8.8e-7
 """Seconds from a stage's TMA load to its arrival, while all SMs load. Fitted."""
 MIN_K_TILE_SECS = 1.41e-7
 """Least seconds of a k-tile, however narrow its tile: a barrier, and four wgmmas one after the other. Fitted."""
+A_LOAD_SECS = 2.0e-7
+"""Seconds in which a consumer loads its rows of A's k-tile to registers, and waits for its MMAs. Assumed."""
 K_TILE_P_NORM = 7.1
 """Exponent (1 to infinity) with which the times of a k-tile overlap: 1 is not at all, infinity is perfectly. Fitted."""
 KERNEL_P_NORM = 6.1
@@ -82,6 +85,9 @@ SPLIT_K_CTA_SECS = 4.8e-7
 """Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first. Fitted."""
 SPLIT_K_BYTES_PER_CYCLE = 8.6
 """Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
+WORKSPACE_SECS = 1.5e-6
+"""Seconds from the last partial accumulators of split-K with a workspace to the last results, apart from a launch and the bytes. Assumed:
+latencies of two passes through L2."""
 STREAM_K_SECS = 5e-6
 """Seconds that stream-K takes once: the kernel that clears flags, and one more tile to begin and to end. Fitted, as the next two, to 16
 GEMMs of 512 to 8192 rows with 2 to 17 pieces per tile (H200, 2026-11)."""
@@ -122,6 +128,8 @@ class CtaTile(NamedTuple):
     """Bytes of a k-tile that threads load through registers; see `operands.register_load_bytes`."""
     is_staggered: bool = False
     """Whether the second of two consumers is some k-tiles behind the first."""
+    a_consumers: int = 0
+    """Consumers that load A's k-tiles to registers for wgmma; 0 where it reads them in shared memory."""
 
 
 class TileGrid(NamedTuple):
@@ -134,16 +142,23 @@ class TileGrid(NamedTuple):
     cluster_m: int
     cluster_n: int
     split_k: int
-    """CTAs of a cluster that share a tile's k."""
+    """CTAs that share a tile's k."""
     out_bytes: int
     """Bytes of one result."""
     dram_bytes: float
     operand_bytes: tuple[float, float] = (0.0, 0.0)
     """Bytes of A and of B; 0 where nothing is known of what L2 misses."""
+    has_workspace: bool = False
+    """Whether those that share a tile's k meet in global memory, not in a cluster."""
+
+    @property
+    def cluster_split_k(self) -> int:
+        """Return how many CTAs of a cluster share a tile's k."""
+        return 1 if self.has_workspace else self.split_k
 
     @property
     def cluster_ctas(self) -> int:
-        return self.cluster_m * self.cluster_n * self.split_k
+        return self.cluster_m * self.cluster_n * self.cluster_split_k
 
 
 class Pipeline(NamedTuple):
@@ -174,7 +189,7 @@ class TileCost(NamedTuple):
     epilogue_secs: float
     """Seconds to store one tile."""
     split_k_secs: float
-    """Seconds to reduce one tile over the CTAs of its cluster."""
+    """Seconds to reduce one tile over its CTAs."""
 
 
 def resident_clusters(gpu: Gpu, cluster_ctas: int) -> int:
@@ -215,9 +230,6 @@ def tile_cost(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> TileCost:
     """
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     results = cta.block_m * cta.block_n
-    split_k_secs = 0.0
-    if grid.split_k > 1:
-        split_k_secs = SPLIT_K_CTA_SECS * (grid.split_k - 1) + results * ACCUM_BYTES / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
     return TileCost(
         grid=grid,
         cta=cta,
@@ -225,8 +237,17 @@ def tile_cost(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> TileCost:
         k_tile_secs=_k_tile_costs(gpu, dtype, cta),
         kernel_secs=_kernel_costs(gpu, dtype, grid, cta),
         epilogue_secs=results * grid.out_bytes / (EPILOGUE_BYTES_PER_CYCLE * cycles_per_s),
-        split_k_secs=split_k_secs,
+        split_k_secs=_split_k_secs(gpu, grid, results) if grid.split_k > 1 else 0.0,
     )
+
+
+def _split_k_secs(gpu: Gpu, grid: TileGrid, results: int) -> float:
+    """Return the seconds to reduce one tile over the CTAs of its cluster; with a workspace, those of the kernel that reduces all tiles."""
+    if grid.has_workspace:
+        moved = 2 * grid.tiles * grid.split_k * results * ACCUM_BYTES
+        return launch_secs(gpu, has_pdl=True) + WORKSPACE_SECS + moved / gpu.l2_bytes_per_s
+    cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
+    return SPLIT_K_CTA_SECS * (grid.split_k - 1) + results * ACCUM_BYTES / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
 
 
 def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, float, float]:
@@ -234,6 +255,8 @@ def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, flo
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     multiply_adds = cta.block_m * cta.block_n * K_TILE_BYTES / dtype_bytes(dtype)
     smem_bytes = cta.block_m / MMA_TILE_ROWS * (MMA_TILE_ROWS + cta.block_n) * K_TILE_BYTES
+    if cta.a_consumers:
+        smem_bytes += cta.block_m * K_TILE_BYTES  # two lanes of four meet in a bank
     via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
     instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
     via_registers += instructions / (gpu.warp_size * SM_PARTITIONS * cycles_per_s)
@@ -292,6 +315,9 @@ def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: fl
 def _k_tile_secs(cost: TileCost, pipeline: Pipeline, ctas: int) -> float:
     """Return how long an SM is busy with one k-tile of each of its CTAs, which wait for loads at the same time."""
     busy = [secs * ctas for secs in cost.k_tile_secs]
+    if cost.cta.a_consumers:
+        # A consumer loads A while it multiplies nothing.
+        busy.append(cost.k_tile_secs[0] / cost.cta.a_consumers + A_LOAD_SECS)
     return p_norm(*busy, LOAD_LATENCY_SECS / (pipeline.stages - 1), MIN_K_TILE_SECS, exponent=K_TILE_P_NORM)
 
 
@@ -324,9 +350,10 @@ def fitting_stages(limit_bytes: int, rows: int, columns: int, epilogue_bytes: in
     return (limit_bytes - RESERVED_SMEM_BYTES - epilogue_bytes) // stage_bytes(rows, columns)
 
 
-def epilogue_smem_bytes(results: int, consumers: int, split_k: int, out_bytes: int) -> int:
+def epilogue_smem_bytes(thread_accumulators: int, consumers: int, split_k: int, out_bytes: int) -> int:
     """Return the least shared memory of a CTA's epilogue: accumulators that split-K reduces, and a buffer for each consumer."""
-    return (results * ACCUM_BYTES if split_k > 1 else 0) + (consumers * EPILOGUE_BUFFER_BYTES if out_bytes == 2 else 0)
+    reduced = consumers * WARPGROUP_THREADS * split_k * split_k_share(thread_accumulators, split_k) * ACCUM_BYTES
+    return (reduced if split_k > 1 else 0) + (consumers * EPILOGUE_BUFFER_BYTES if out_bytes == 2 else 0)
 
 
 class EpilogueSmem(NamedTuple):

@@ -120,12 +120,12 @@ def _split_k_block(threads: int) -> int:
     return min(SPLIT_K_BLOCK, max(WARP_LANES, threads // SPLIT_K_BLOCKS_WANTED // WARP_LANES * WARP_LANES))
 
 
-def place_store(sch: Schedule, store: Any, loop: Any) -> None:
+def place_store(sch: Schedule, store: Any, loop: Any, *, keeps_unit_loops: bool = False) -> None:
     """Move the store of accumulators under a loop, through the epilogue, with the bounds of the result.
 
     The blocks after the store bring the bounds. TVM drops the predicate of a block that it moves, so they are inlined after the move.
     """
-    sch.reverse_compute_at(store, loop)
+    sch.reverse_compute_at(store, loop, preserve_unit_loops=keeps_unit_loops)
     while (following := sch.get_consumers(store)) and not is_reduction(sch.get(following[0])):
         sch.reverse_compute_inline(following[0])
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tvm
-from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
@@ -18,6 +17,7 @@ from kerneldecl.analysis.grouped_conv import K_STEP, N_TILE
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.templates.gpu.grouped_conv_config import WORD, GroupedConvKernel
 from kerneldecl.templates.gpu.grouped_conv_copy import Copies, Place, copy_operands, flat, place_of, result_index
+from kerneldecl.templates.gpu.grouped_conv_launch import launched
 
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
 
@@ -292,19 +292,4 @@ def _run(kernel, block, warp_id, lane):
 
 def build(kernel: GroupedConvKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the convolution's parameters."""
-    params = kernel.params
-
-    @T.prim_func(check_well_formed=False)
-    def main():
-        T.device_entry()
-        # Without it, ptxas spills rather than hold fewer blocks on an SM.
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        if kernel.has_pdl:
-            T.attr({"tirx.use_programtic_dependent_launch": True})
-        block = T.cta_id([kernel.tile.blocks])
-        warp = T.warp_id([params.warps_m * params.warps_n])
-        lane = T.lane_id([WARP_LANES])
-        _run(kernel, block, warp, lane)
-
-    func = tirx.PrimFunc(list(kernel.convolution.func_params), main.body)
-    return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True})})
+    return launched(kernel, kernel.params.warps_m * kernel.params.warps_n, _run)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tvm
-from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
@@ -19,6 +18,7 @@ from kerneldecl.analysis.grouped_conv import GroupedConvSizes
 from kerneldecl.analysis.grouped_conv_params import ConvTile, GroupedConvSimtParams
 from kerneldecl.templates.gpu.grouped_conv_config import sizes_of
 from kerneldecl.templates.gpu.grouped_conv_copy import Copies, Place, copy_operands, flat, place_of, result_index
+from kerneldecl.templates.gpu.grouped_conv_launch import launched
 from kerneldecl.templates.hopper.read_conv import Convolution
 
 
@@ -196,8 +196,9 @@ def _address(image: Any) -> Callable[[Any], Any]:
 
 
 @T.inline
-def _run(kernel, block, number):
+def _run(kernel, block, warp, lane):
     params, tile = T.meta_var((kernel.params, kernel.tile))
+    number = T.meta_var(warp * WARP_LANES + lane)
     pool = T.SMEMPool()
     image = pool.alloc((tile.image_elements,), kernel.sizes.dtype, align=16)
     weights = pool.alloc((kernel.sizes.terms, tile.weight_pitch), kernel.sizes.dtype, align=16)
@@ -219,19 +220,4 @@ def _run(kernel, block, number):
 
 def build(kernel: GroupedConvSimtKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the convolution's parameters."""
-    params = kernel.params
-
-    @T.prim_func(check_well_formed=False)
-    def main():
-        T.device_entry()
-        # Without it, ptxas spills rather than hold fewer blocks on an SM.
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        if kernel.has_pdl:
-            T.attr({"tirx.use_programtic_dependent_launch": True})
-        block = T.cta_id([kernel.tile.blocks])
-        warp = T.warp_id([params.threads // WARP_LANES])
-        lane = T.lane_id([WARP_LANES])
-        _run(kernel, block, warp * WARP_LANES + lane)
-
-    func = tirx.PrimFunc(list(kernel.convolution.func_params), main.body)
-    return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True})})
+    return launched(kernel, kernel.params.threads // WARP_LANES, _run)

@@ -68,7 +68,7 @@ class Cta(NamedTuple):
     def rank(self) -> CtaRank:
         params, rank = self.kernel.params, self.ids.rank
         if params.split_k > 1:
-            return CtaRank(m=0, n=0, split=rank)
+            return CtaRank(m=0, n=0, split=self.block % params.split_k if params.workspace else rank)
         m = 0 if params.cluster_m == 1 else rank % params.cluster_m
         n = 0 if params.cluster_n == 1 else rank // params.cluster_m
         return CtaRank(m=m, n=n, split=0)
@@ -76,7 +76,8 @@ class Cta(NamedTuple):
     @property
     def first(self) -> Any:
         """Return the first of the tiles that its cluster takes."""
-        return self.block // self.kernel.params.cluster_ctas
+        params = self.kernel.params
+        return self.block // (params.split_k if params.workspace else params.cluster_ctas)
 
     @property
     def thread(self) -> Any:

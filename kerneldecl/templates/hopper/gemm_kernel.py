@@ -20,6 +20,7 @@ from kerneldecl.templates.hopper.mainloop import Consumer, finish_first_mma_tile
 from kerneldecl.templates.hopper.pack import packed
 from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
 from kerneldecl.templates.hopper.split_k import reduce_partials, send_partials
+from kerneldecl.templates.hopper.split_k_workspace import PartialSums, keep_partials
 from kerneldecl.templates.hopper.store import (
     StoreContext,
     TileOperandLoads,
@@ -60,7 +61,7 @@ def _init_barriers(kernel, smem):
 def _wait_for_preceding(cta, is_first_warp):
     """Wait for the preceding kernel where this one may start before it has ended (PDL), and prefetch the first k-tiles meanwhile."""
     kernel = T.meta_var(cta.kernel)
-    if kernel.params.pdl == 1:
+    if kernel.params.pdl == 1 or kernel.params.workspace == 1:
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
     if kernel.prefetched_k_tiles > 0:
@@ -119,7 +120,9 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
         load_aux(context, 0, at)
     if kernel.tail_k_tiles == 0:
         finish_mainloop(consumer)
-    if kernel.params.split_k > 1:
+    if kernel.params.workspace == 1:
+        keep_partials(workspace, context.acc, (cta.first, cta.rank.split), consumer.index, cta.thread)
+    elif kernel.params.split_k > 1:
         send_partials(kernel, context.acc, cta.smem.partials, cta.rank.split, cta.consumer_thread(cta.consumer))
     elif kernel.tail_k_tiles > 0:
         chunks = T.meta_var(context.plan.chunks)
@@ -145,9 +148,11 @@ def _consume(cta, workspace):
     aux = T.meta_var(plan.aux_registers())
     a_descriptor = T.uint64(0)
     b_descriptor = T.uint64(0)
-    T.cuda.wgmma.encode_matrix_descriptor(T.address_of(a_descriptor), smem.a.ptr_to([0, 0]), *kernel.a.descriptor)
+    if not kernel.a.in_registers:
+        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(a_descriptor), smem.a.ptr_to([0, 0]), *kernel.a.descriptor)
     T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_descriptor), smem.b.ptr_to([0, 0]), *kernel.b.descriptor)
     state = PipelineState(kernel.params.stages, 0)
+    fragments = T.alloc_local((kernel.a_fragments,), "uint32") if kernel.a.in_registers else T.meta_var(None)
     consumer = T.meta_var(
         Consumer(
             kernel=kernel,
@@ -158,6 +163,8 @@ def _consume(cta, workspace):
             index=cta.consumer,
             lane=cta.lanes[1],
             rank=cta.rank,
+            fragments=fragments,
+            warp=cta.lanes[0],
         )
     )
     loaded = PipelineState(1, 0) if plan.streams else T.meta_var(None)
@@ -211,7 +218,8 @@ def _run(kernel, maps, ids, workspace):
     b_stages = pool.alloc((params.stages, kernel.b.stage_elements), kernel.b.dtype, align=1024)
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
     staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
-    partials = pool.alloc(kernel.split_k_shape, kernel.accum.register_dtype, align=128) if params.split_k > 1 else T.meta_var(None)
+    has_partials = T.meta_var(params.split_k > 1 and params.workspace == 0)
+    partials = pool.alloc(kernel.split_k_shape, kernel.accum.register_dtype, align=128) if has_partials else T.meta_var(None)
     full = TMABar(pool, params.stages)
     empty = MBarrier(pool, params.stages)
     order = MBarrier(pool, 2)
@@ -240,13 +248,19 @@ def _run(kernel, maps, ids, workspace):
     if params.cluster_ctas > 1:
         # The producer warp may come here in parts, so the barrier is not the aligned one.
         _cluster_sync()
-    if params.split_k > 1:
+    if has_partials:
         if ids.warpgroup > 0:
             _reduce_split_k(cta, ids.warpgroup - 1)
 
 
-def _host_body(kernel: GemmKernel, workspace: Workspace | None, body: Any) -> Any:
-    """Return a kernel's body with those of the kernels that come before it: clearing flags, copying operands."""
+def _workspace(kernel: GemmKernel) -> Workspace | PartialSums | None:
+    if kernel.params.workspace == 1:
+        return PartialSums(kernel)
+    return Workspace(kernel) if kernel.params.stream_k > 0 else None
+
+
+def _host_body(kernel: GemmKernel, workspace: Workspace | PartialSums | None, body: Any) -> Any:
+    """Return a kernel's body with those of the kernels around it: clearing flags, copying operands before; adding partial sums behind."""
     body = body if workspace is None else workspace.allocated_for(body)
     return packed(kernel.packings, kernel.sm_count, body) if kernel.packings else body
 
@@ -254,7 +268,7 @@ def _host_body(kernel: GemmKernel, workspace: Workspace | None, body: Any) -> An
 def build(kernel: GemmKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     params, epilogue = kernel.params, kernel.epilogue
-    workspace = Workspace(kernel) if params.stream_k > 0 else None
+    workspace = _workspace(kernel)
 
     # The names of tensor maps are arguments on the host, and so part of the digest under which measurements are kept.
     @T.prim_func(check_well_formed=False)

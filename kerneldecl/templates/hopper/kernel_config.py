@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_BYTES,
+    K_TILE_BYTES,
     RESERVED_SMEM_BYTES,
     RESIDENT_OTHER_REGISTERS,
     SM_REGISTERS,
@@ -20,6 +21,7 @@ from kerneldecl.analysis.hopper_limits import (
     SYSTEM_SMEM_BYTES,
     WARPGROUP_THREADS,
     epilogue_tile_bytes,
+    split_k_share,
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES, accumulators_per_register
 from kerneldecl.templates.hopper.epilogue import Epilogue
@@ -37,6 +39,8 @@ MAX_REGISTERS = 255
 """Registers that a thread may have (CUDA programming guide)."""
 OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
+A_FRAGMENT = 4
+"""Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
 """Clusters of more than two CTAs of which one finds no room: a cluster lies within one GPC, and those have 16 or 18 SMs (H200)."""
 
@@ -183,9 +187,9 @@ class GemmKernel:
 
     @property
     def clusters(self) -> int:
-        """Return how many clusters are launched: one for each tile with split-K, else as many as run at once."""
+        """Return how many clusters are launched: one for each tile with split-K, or for each part of one; else as many as run at once."""
         if self.params.split_k > 1:
-            return self.cluster_tiles
+            return self.cluster_tiles * (self.params.split_k if self.params.workspace else 1)
         at_once = self.ctas_per_sm * self.sm_count // self.params.cluster_ctas
         if self.params.stream_k == 0 and self.cluster_tiles <= at_once:
             return self.cluster_tiles
@@ -248,6 +252,11 @@ class GemmKernel:
         return [FlatMemory(operand) if operand.via_registers else None for operand in (self.a, self.b)]
 
     @property
+    def a_fragments(self) -> int:
+        """Return the registers of a thread that hold A's k-tile, where wgmma takes it from them."""
+        return self.params.mma_tiles * K_TILE_BYTES // K_BYTES * A_FRAGMENT
+
+    @property
     def mma_n(self) -> int:
         return self.params.block_n // self.params.n_instructions(self.dtype)
 
@@ -271,7 +280,16 @@ class GemmKernel:
     @property
     def registers_per_store(self) -> int:
         """Return how many registers of accumulators split-K stores at once to another CTA: 16 bytes where they make whole ones."""
-        return math.gcd(4, self.accum.registers // self.params.split_k)
+        return math.gcd(4, self.split_k_share, self.accum.registers)
+
+    @property
+    def split_k_share(self) -> int:
+        """Return how many of a thread's registers of accumulators each CTA reduces with split-K; the last CTAs may have fewer."""
+        return split_k_share(self.accum.registers, self.params.split_k)
+
+    def has_register(self, register: Any) -> Any:
+        """Say whether a register that lies in some CTA's share is one of a thread's accumulators."""
+        return True if self.split_k_share * self.params.split_k == self.accum.registers else register < self.accum.registers
 
     @property
     def remote_store(self) -> str:
@@ -282,7 +300,7 @@ class GemmKernel:
     @property
     def split_k_shape(self) -> tuple[int, int, int, int]:
         """Return the shape of the shared memory to which the CTAs of a cluster send accumulators: sender, store, thread, register."""
-        stores = self.accum.registers // self.params.split_k // self.registers_per_store
+        stores = self.split_k_share // self.registers_per_store
         return self.params.split_k, stores, self.params.consumers_per_tile * WARPGROUP_THREADS, self.registers_per_store
 
     @property
@@ -330,6 +348,13 @@ class GemmKernel:
         params = self.params
         is_divided = params.is_pingpong or params.split_k > 1 or params.stream_k > 0
         is_short = self.k_tiles < 2 * params.stages
-        if params.mma_tiles < 2 or is_divided or not self.epilogue_buffers or is_short or not self.epilogue.has_calls:
+        if (
+            params.mma_tiles < 2
+            or is_divided
+            or self.a.in_registers
+            or not self.epilogue_buffers
+            or is_short
+            or not self.epilogue.has_calls
+        ):
             return 0
         return min(TAIL_K_TILES, params.stages - 1)

@@ -15,8 +15,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.analysis.tensor_cores import K_BYTES
-from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.kernel_config import GemmKernel
+from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT, GemmKernel
 
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
@@ -48,6 +47,10 @@ class Consumer(NamedTuple):
     """Index of the warpgroup among the consumers."""
     lane: Any
     rank: CtaRank
+    fragments: Any
+    """Registers for a k-tile of A; None where wgmma reads it in shared memory."""
+    warp: Any
+    """Warp of the warpgroup."""
 
     @property
     def first_mma_tile(self) -> Any:
@@ -58,6 +61,22 @@ class Consumer(NamedTuple):
     def first_row(self) -> Any:
         """Return the first of its rows among the CTA's."""
         return 0 if self.kernel.params.is_pingpong else self.index * (self.kernel.params.mma_tiles * MMA_TILE_ROWS)
+
+    def a_operand(self, stage: Any, mma_tile: Any, k: Any) -> list[Any]:
+        """Return wgmma's operand A: a descriptor of its place in a stage, or registers."""
+        if self.fragments is not None:
+            first = (mma_tile * (K_TILE_BYTES // K_BYTES) + k) * A_FRAGMENT
+            return [self.fragments[first + q] for q in range(A_FRAGMENT)]
+        a = self.kernel.a
+        place = stage * (a.stage_bytes // 16) + (self.first_mma_tile + mma_tile) * a.mma_tile_offset + k * a.k_offset
+        return [self.descriptors[0] + T.cast(place, "uint64")]
+
+    def a_element(self, mma_tile: Any, k: Any, q: int) -> Any:
+        """Return where in a stage a register of operand A comes from: k first, in boxes of 32 rows, in the 128-byte swizzle."""
+        box = (self.first_mma_tile + mma_tile) * 2 + self.warp // 2
+        row, line = self.warp % 2 * 16 + q % 2 * 8 + self.lane // 4, self.lane % 4 + q // 2 * 4
+        chunk = T.bitwise_xor(row // 4, line)
+        return (box * 32 + k * 8 + line) * 32 + chunk * 4 + row % 4
 
     def stage_before(self, k_tiles: int) -> Any:
         """Return the stage so many k-tiles before the next one."""
@@ -85,8 +104,7 @@ def _release(consumer, stage):
 def _issue_mma(consumer, stage, mma_tiles, is_first):
     """Start the MMAs of a stage for some of a consumer's MMA tiles, given as a range."""
     kernel, acc = T.meta_var((consumer.kernel, consumer.acc))
-    a, b = meta_vars(consumer.descriptors)
-    first_mma_tile = T.meta_var(consumer.first_mma_tile)
+    b = T.meta_var(consumer.descriptors[1])
     instructions = T.meta_var(kernel.params.n_instructions(kernel.dtype))
     count = T.meta_var(kernel.params.block_n // instructions // 2 // kernel.accum.per_register)
     for k in T.unroll(K_TILE_BYTES // K_BYTES):
@@ -95,11 +113,7 @@ def _issue_mma(consumer, stage, mma_tiles, is_first):
             for part in T.unroll(instructions):
                 T.ptx[kernel.mma](
                     *[acc[(s * instructions + part) * count + i] for i in range(count)],
-                    a
-                    + T.cast(
-                        stage * (kernel.a.stage_bytes // 16) + (first_mma_tile + s) * kernel.a.mma_tile_offset + k * kernel.a.k_offset,
-                        "uint64",
-                    ),
+                    *consumer.a_operand(stage, s, k),
                     b
                     + T.cast(
                         stage * (kernel.b.stage_bytes // 16) + kernel.b.row_offset(kernel.mma_n) * part + k * kernel.b.k_offset,
@@ -136,8 +150,38 @@ def _tail(consumer):
 
 
 @T.inline
-def run_mainloop(consumer, k_tiles):
-    """Multiply so many k-tiles of a tile; the last MMAs are still under way then, and the last stages not given back."""
+def _load_a(consumer):
+    """Load a stage's rows of A to registers."""
+    kernel = T.meta_var(consumer.kernel)
+    for s in T.unroll(kernel.params.mma_tiles):
+        for k in T.unroll(K_TILE_BYTES // K_BYTES):
+            for q in T.unroll(A_FRAGMENT):
+                consumer.fragments[(s * (K_TILE_BYTES // K_BYTES) + k) * A_FRAGMENT + q] = T.reinterpret(
+                    "uint32", consumer.barriers.a[consumer.state.stage, consumer.a_element(s, k, q)]
+                )
+
+
+@T.inline
+def _run_from_registers(consumer, k_tiles):
+    """Multiply k-tiles whose A comes from registers, one after the other: another consumer multiplies while this one loads."""
+    kernel, state, barriers = T.meta_var((consumer.kernel, consumer.state, consumer.barriers))
+    mma_tiles = T.meta_var(range(kernel.params.mma_tiles))
+    for i in T.serial(k_tiles):
+        barriers.full.wait(state.stage, state.phase)
+        _load_a(consumer)
+        T.ptx.wgmma.fence.sync.aligned()
+        _issue_mma(consumer, state.stage, mma_tiles, i == 0)
+        T.ptx.wgmma.commit_group.sync.aligned()
+        if kernel.params.is_staggered:
+            if (consumer.index == 0) & (i == kernel.params.stagger_k_tiles) & (consumer.lane == 0):
+                barriers.order.arrive(1)
+        T.ptx.wgmma.wait_group.sync.aligned(0)
+        _release(consumer, state.stage)
+        state.advance()
+
+
+@T.inline
+def _run_from_smem(consumer, k_tiles):
     kernel, state, barriers = T.meta_var((consumer.kernel, consumer.state, consumer.barriers))
     mma_tiles, tail = T.meta_var((range(kernel.params.mma_tiles), kernel.tail_k_tiles))
     for i in T.serial(k_tiles - tail):
@@ -154,6 +198,16 @@ def run_mainloop(consumer, k_tiles):
         state.advance()
     if tail > 0:
         _tail(consumer)
+
+
+@T.inline
+def run_mainloop(consumer, k_tiles):
+    """Multiply so many k-tiles of a tile; the last MMAs may still be under way then, and the last stages not given back."""
+    kernel, barriers = T.meta_var((consumer.kernel, consumer.barriers))
+    if kernel.a.in_registers:
+        _run_from_registers(consumer, k_tiles)
+    else:
+        _run_from_smem(consumer, k_tiles)
     if kernel.params.is_pingpong:
         if consumer.lane == 0:
             barriers.order.arrive(1 - consumer.index)
@@ -171,7 +225,8 @@ def finish_mainloop(consumer):
     """Wait for a tile's accumulators, or for those of its second MMA tile, and give the last stages back."""
     kernel = T.meta_var(consumer.kernel)
     k_tiles = T.meta_var(max(1, kernel.tail_k_tiles))
-    T.ptx.wgmma.wait_group.sync.aligned(0)
-    for s in T.unroll(k_tiles):
-        _release(consumer, consumer.stage_before(k_tiles - s))
+    if not kernel.a.in_registers:
+        T.ptx.wgmma.wait_group.sync.aligned(0)
+        for s in T.unroll(k_tiles):
+            _release(consumer, consumer.stage_before(k_tiles - s))
     _fence(consumer.acc, kernel.accum.registers // 2 if kernel.tail_k_tiles > 0 else 0, kernel.accum.registers)

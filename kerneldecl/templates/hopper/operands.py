@@ -96,6 +96,8 @@ class Operand:
     tma: TmaBoxes | None
     """None where threads load it through registers."""
     register_loads: RegisterLoads | None = None
+    in_registers: bool = False
+    """Whether wgmma takes it from registers, to which consumers load it from stages: operand A of TF32 whose k comes first there."""
 
     @property
     def via_registers(self) -> bool:
@@ -145,12 +147,14 @@ def io_dtype(dtype: str) -> str:
     return "uint8" if dtype.startswith("float8") else "float32" if dtype == "tfloat32" else dtype
 
 
-def operand_of(matrix: Matrix, tile_rows: int, ctas: int) -> Operand | None:
+def operand_of(matrix: Matrix, tile_rows: int, ctas: int, *, is_a: bool = False) -> Operand | None:
     """Return how `ctas` CTAs of a cluster load a matrix's tile: by TMA, else through registers, None where neither can.
 
-    Where k is not last boxes have 64 rows, so that a tile has whole ones of them.
+    Where k is not last boxes have 64 rows, or 32 of TF32, so that a tile has whole ones of them. `is_a` says that it is wgmma's operand A,
+    which may come from registers.
     """
-    return _by_tma_k_last(matrix, tile_rows, ctas) or _by_tma_k_first(matrix, tile_rows, ctas) or through_registers(matrix, tile_rows, ctas)
+    by_tma = _by_tma_k_last(matrix, tile_rows, ctas) or _by_tma_k_first(matrix, tile_rows, ctas, is_a=is_a)
+    return by_tma or through_registers(matrix, tile_rows, ctas)
 
 
 def is_tma_loadable(matrix: Matrix) -> bool:
@@ -200,29 +204,30 @@ def shared_boxes(tile_rows: int, ctas: int) -> tuple[int, int, int]:
     return box * SWIZZLE_ROWS, -(-groups // (box * ctas)), groups // box
 
 
-def _by_tma_k_first(matrix: Matrix, tile_rows: int, ctas: int) -> Operand | None:
+def _by_tma_k_first(matrix: Matrix, tile_rows: int, ctas: int, *, is_a: bool = False) -> Operand | None:
     (rows, row_stride), (k, pitch) = matrix.rows, matrix.columns
     strides = tma_strides(matrix, pitch, k, rows)
     stage_rows = -(-tile_rows // MMA_TILE_ROWS) * MMA_TILE_ROWS
-    if (row_stride != 1 and rows > 1) or strides is None or matrix.item_bytes != 2:
+    in_registers = is_a and matrix.dtype == "tfloat32"
+    if (row_stride != 1 and rows > 1) or strides is None or (matrix.item_bytes != 2 and not in_registers):
         return None
-    block_k = K_TILE_BYTES // matrix.item_bytes
+    block_k = box_rows = K_TILE_BYTES // matrix.item_bytes
     extents = tuple(extent for extent, _ in reversed(matrix.batch))
     tensor_map = TensorMap(
         buffer=matrix.buffer,
-        dtype=matrix.dtype,
+        dtype=io_dtype(matrix.dtype),
         dims=(rows, k, *extents),
         strides_bytes=strides,
-        box=(MMA_TILE_ROWS, block_k, *(1 for _ in extents)),
+        box=(box_rows, block_k, *(1 for _ in extents)),
         swizzle=SWIZZLES[K_TILE_BYTES],
     )
 
     def coords(batch: Any, row: Any, k_tile: Any, number: Any) -> tuple[Any, ...]:
-        return (row + number * MMA_TILE_ROWS, k_tile * block_k, *matrix.batch_index(batch))
+        return (row + number * box_rows, k_tile * block_k, *matrix.batch_index(batch))
 
-    total = stage_rows // MMA_TILE_ROWS
-    boxes = TmaBoxes(tensor_map, -(-total // ctas), lambda number: number * MMA_TILE_ROWS, coords, total=total if total % ctas else 0)
-    return Operand(matrix.dtype, stage_rows, is_k_last=False, tma=boxes)
+    total = stage_rows // box_rows
+    boxes = TmaBoxes(tensor_map, -(-total // ctas), lambda number: number * box_rows, coords, total=total if total % ctas else 0)
+    return Operand(io_dtype(matrix.dtype), stage_rows, is_k_last=False, tma=boxes, in_registers=in_registers)
 
 
 def through_registers(matrix: Matrix, tile_rows: int, ctas: int) -> Operand | None:

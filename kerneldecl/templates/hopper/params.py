@@ -12,14 +12,16 @@ from kerneldecl.analysis.hopper_limits import (
     MAX_BLOCK_N,
     MAX_CTA_SMEM_BYTES,
     MAX_MULTICAST_CLUSTER,
+    MAX_SPLIT_K,
     MAX_STAGES,
+    MAX_WORKSPACE_SPLIT_K,
     MIN_STAGES,
     MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
-    SPLIT_K_CHOICES,
     WARPGROUP_THREADS,
     epilogue_tile_bytes,
     fitting_epilogue_buffers,
+    split_k_share,
 )
 from kerneldecl.analysis.params import CONV_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register, wgmma_instructions
@@ -40,7 +42,7 @@ class GemmParams(WgmmaParams):
     @classmethod
     def of(cls, params: Mapping[str, Value]) -> GemmParams:
         """Return a candidate's parameters; raise KeyError where one is missing that both templates have."""
-        absent = () if "stream_k" in params else ("stream_k",)
+        absent = {"stream_k", "workspace"} - {*params}
         names = (name for name in cls._fields if name not in {"pack", *CONV_ALONE, *absent})
         return cls(**{name: params[name] for name in names})  # type: ignore[arg-type]
 
@@ -51,7 +53,7 @@ class GemmParams(WgmmaParams):
 
     @property
     def cluster_ctas(self) -> int:
-        return self.cluster_m * self.cluster_n * self.split_k
+        return self.cluster_m * self.cluster_n * (1 if self.workspace else self.split_k)
 
     @property
     def a_multicast_mask(self) -> int:
@@ -88,7 +90,8 @@ class GemmParams(WgmmaParams):
 
     def split_k_smem_bytes(self, accum_dtype: str) -> int:
         """Return the shared memory through which split-K reduces accumulators."""
-        return self.block_m * self.block_n * 4 // accumulators_per_register(accum_dtype) if self.split_k > 1 else 0
+        share = split_k_share(self.accumulators // accumulators_per_register(accum_dtype), self.split_k)
+        return self.consumers_per_tile * WARPGROUP_THREADS * self.split_k * share * 4 if self.split_k > 1 and not self.workspace else 0
 
     def n_instructions(self, dtype: str) -> int:
         """Return how many wgmmas side by side multiply a tile's columns."""
@@ -111,10 +114,11 @@ class GemmParams(WgmmaParams):
             and self.cluster_m in (1, 2, 4)
             and self.cluster_n in (1, 2, 4)
             and self.cluster_m * self.cluster_n <= MAX_MULTICAST_CLUSTER
-            and self.split_k in SPLIT_K_CHOICES
+            and 1 <= self.split_k <= (MAX_WORKSPACE_SPLIT_K if self.workspace else MAX_SPLIT_K)
             and self.kernel_schedule in ("cooperative", "staggered", "pingpong")
-            and {self.swap_ab, self.pdl} <= {0, 1}
+            and {self.swap_ab, self.pdl, self.workspace} <= {0, 1}
             and self.stream_k in (0, 1, 2)
+            and self.workspace <= self.split_k - 1
             and self.raster_group >= 1
         )
 
@@ -139,8 +143,7 @@ class GemmParams(WgmmaParams):
         per_register = accumulators_per_register(accum_dtype)
         if self.stream_k > 0 and (not self.allows_stream_k or per_register > 1):
             return False
-        is_whole = k_tiles >= self.split_k and self.accumulators // per_register % self.split_k == 0
-        return self.split_k == 1 or (self.cluster_m * self.cluster_n == 1 and is_whole)
+        return self.split_k == 1 or (self.cluster_m * self.cluster_n == 1 and k_tiles >= self.split_k)
 
     def epilogue_buffers(self, chunks: int, stage_bytes: int, accum_dtype: str) -> int:
         """Return how many epilogue buffers each consumer has beside the stages; its chunks of results take turns in them."""

@@ -15,41 +15,50 @@ from kerneldecl.templates.hopper.epilogue import meta_vars
 def send_partials(kernel, acc, partials, rank, thread):
     """Have a thread write its accumulators to the CTAs of its cluster, each of which reduces a share of them."""
     vector = T.meta_var(kernel.registers_per_store)
-    count = T.meta_var(kernel.accum.registers // kernel.params.split_k)
+    count = T.meta_var(kernel.split_k_share)
     for to in T.unroll(kernel.params.split_k):
         address = T.alloc_local([1], "uint32")
         T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
         for i in T.unroll(count // vector):
-            T.ptx[kernel.remote_store](
-                address[0] + T.uint32(i * kernel.params.consumers_per_tile * WARPGROUP_THREADS * vector * 4),
-                *[acc[to * count + i * vector + v] for v in range(vector)],
-            )
+            if kernel.has_register(to * count + i * vector):
+                T.ptx[kernel.remote_store](
+                    address[0] + T.uint32(i * kernel.params.consumers_per_tile * WARPGROUP_THREADS * vector * 4),
+                    *[acc[to * count + i * vector + v] for v in range(vector)],
+                )
+
+
+@T.inline
+def store_total(kernel, total, place, at, lanes):
+    """Have a thread store the results of neighbouring accumulators, of which `place` is the first."""
+    epilogue, accum = T.meta_var((kernel.epilogue, kernel.accum))
+    batch, row, column = meta_vars(at)
+    warp, lane = meta_vars(lanes)
+    for v in T.unroll(int(total.shape[0])):
+        element = T.meta_var(place + v)
+        x = T.meta_var(row + element // accum.per_mma_tile * MMA_TILE_ROWS + warp * 16 + element % 4 // 2 * 8 + lane // 4)
+        y = T.meta_var(column + element % accum.per_mma_tile // 4 * 8 + (lane % 4) * 2 + element % 2)
+        if epilogue.inside(x, y):
+            epilogue.buffer[tuple(epilogue.index(batch, x, y))] = epilogue.element(T.cast(total[v], accum.dtype), batch, x, y)
 
 
 @T.inline
 def reduce_partials(kernel, partials, rank, thread, at, lanes):
     """Have a thread add up, in one order, what all CTAs of its cluster sent it, and store the results."""
-    epilogue, accum = T.meta_var((kernel.epilogue, kernel.accum))
-    batch, row, column = meta_vars(at)
-    warp, lane = meta_vars(lanes)
+    accum = T.meta_var(kernel.accum)
     vector = T.meta_var(kernel.registers_per_store * accum.per_register)
-    count = T.meta_var(accum.count // kernel.params.split_k)
+    count = T.meta_var(kernel.split_k_share * accum.per_register)
     received = T.alloc_local([kernel.registers_per_store], accum.register_dtype)
     addends = T.meta_var(accum.of_registers(received))
     total = T.alloc_local([vector], accum.reduce_dtype)
     for i in T.unroll(count // vector):
-        for other in T.unroll(kernel.params.split_k):
-            for v in T.vectorized(kernel.registers_per_store):
-                received[v] = partials[other, i, thread, v]
-            for v in T.unroll(vector):
-                if other == 0:
-                    total[v] = T.cast(addends[v], accum.reduce_dtype)
-                else:
-                    total[v] = total[v] + T.cast(addends[v], accum.reduce_dtype)
         place = T.meta_var(rank * count + i * vector)
-        for v in T.unroll(vector):
-            element = T.meta_var(place + v)
-            x = T.meta_var(row + element // accum.per_mma_tile * MMA_TILE_ROWS + warp * 16 + element % 4 // 2 * 8 + lane // 4)
-            y = T.meta_var(column + element % accum.per_mma_tile // 4 * 8 + (lane % 4) * 2 + element % 2)
-            if epilogue.inside(x, y):
-                epilogue.buffer[tuple(epilogue.index(batch, x, y))] = epilogue.element(T.cast(total[v], accum.dtype), batch, x, y)
+        if kernel.has_register(rank * kernel.split_k_share + i * kernel.registers_per_store):
+            for other in T.unroll(kernel.params.split_k):
+                for v in T.vectorized(kernel.registers_per_store):
+                    received[v] = partials[other, i, thread, v]
+                for v in T.unroll(vector):
+                    if other == 0:
+                        total[v] = T.cast(addends[v], accum.reduce_dtype)
+                    else:
+                        total[v] = total[v] + T.cast(addends[v], accum.reduce_dtype)
+            store_total(kernel, total, place, at, lanes)

@@ -13,8 +13,8 @@ from support.iter_spaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, 
 from kerneldecl.analysis.contraction import IS_GEMV, Contraction
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
-from kerneldecl.policies.hopper.ranking import KIND_PARAMS, diversified
+from kerneldecl.policies.gpu.gemm_tiles import Estimate
+from kerneldecl.policies.hopper.ranking import KIND_PARAMS
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast
 from kerneldecl.policies.hopper.tilings import Result, Tiling
 from kerneldecl.policies.hopper.time_model import pdl_factor
@@ -81,24 +81,28 @@ def _keeps_to_the_template(tiling: Tiling, read: Contraction, gpu: Gpu) -> None:
     registers = consumer_rows * tiling.block_n // (256 if read.accum_dtype == "float16" else 128)
     assert registers <= {1: 192, 2: 192, 3: 104}[tiling.consumers]
     assert 2 <= tiling.stages <= 12
-    assert tiling.split_k in {1, 2, 4, 8}
+    assert tiling.workspace in {0, 1}
+    assert 1 + tiling.workspace <= tiling.split_k <= (64 if tiling.workspace else 8)
     assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
     cluster_ctas = tiling.cluster_m * tiling.cluster_n
     assert cluster_ctas == 1 or tiling.split_k == 1
-    assert registers % tiling.split_k == 0
     # Multicast needs TMA.
-    loadable = _are_tma_loadable(read, is_packed=bool(tiling.pack))
+    loadable = _are_tma_loadable(read, is_packed=bool(tiling.pack), is_swapped=tiling.swap_ab)
     assert cluster_ctas == 1 or all(loadable)
     # Operands are copied only where TMA cannot load them as they are.
-    assert not tiling.pack or loadable != _are_tma_loadable(read)
+    assert not tiling.pack or loadable != _are_tma_loadable(read, is_swapped=tiling.swap_ab) or read.a.dtype == "tfloat32"
     assert tiling.cluster_m * tiling.block_m < m + tiling.cluster_m * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + tiling.cluster_n * tiling.block_n
     k_tiles = -(-k * item_bytes // 128)
     assert not is_staggered or (tiling.split_k == 1 and tiling.stages <= k_tiles)
     tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * batch
+    # No part of k is empty.
+    assert (tiling.split_k - 1) * -(-k_tiles // tiling.split_k) < k_tiles
     assert tiling.stages <= -(-k_tiles // tiling.split_k) + 1 or tiles > gpu.sm_count
     stored = tiling.block_n if b.is_k_last or item_bytes != 2 else -(-tiling.block_n // 64) * 64
-    split_k_bytes = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
+    # A CTA of a cluster reduces an equal share of accumulators, or one of whole 16 bytes.
+    share = registers // tiling.split_k if registers % tiling.split_k == 0 else -(-registers // (4 * tiling.split_k)) * 4
+    split_k_bytes = 128 * tiling.consumers * tiling.split_k * share * 4 if tiling.split_k > 1 and not tiling.workspace else 0
     assert tiling.stages * (tiling.block_m + stored) * 128 + split_k_bytes + 1024 <= gpu.smem_per_block_optin_bytes
     assert 128 * (tiling.consumers + 1) <= gpu.max_threads_per_block
     assert tiling.raster_group >= 1
@@ -118,13 +122,18 @@ def _spreads_short_waves(tiling: Tiling, clusters: int, gpu: Gpu) -> None:
         assert clusters // resident >= tiling.stream_k - 1
 
 
-def _are_tma_loadable(read: Contraction, *, is_packed: bool = False) -> list[bool]:
-    """Say of each operand whether its rows are multiples of 16 bytes and, unless it has 16 bits, have k last; copies always do."""
+def _are_tma_loadable(read: Contraction, *, is_packed: bool = False, is_swapped: int = 0) -> list[bool]:
+    """Say of each operand whether its rows are multiples of 16 bytes and, unless it has 16 bits, have k last; copies always do.
+
+    wgmma's operand A of TF32 need not have k last.
+    """
     if is_packed:
         return [True, True]
     _, m, n, k = read.extents
     rows = ((k if operand.is_k_last else extent, operand) for operand, extent in ((read.a, m), (read.b, n)))
-    return [row * dtype_bytes(each.dtype) % 16 == 0 and (dtype_bytes(each.dtype) == 2 or each.is_k_last) for row, each in rows]
+    a = read.b if is_swapped else read.a
+    takes = [dtype_bytes(each.dtype) == 2 or each.is_k_last or (each is a and each.dtype == "tfloat32") for each in (read.a, read.b)]
+    return [row * dtype_bytes(each.dtype) % 16 == 0 and taken for (row, each), taken in zip(rows, takes, strict=True)]
 
 
 @given(
@@ -140,10 +149,11 @@ def test_groups_that_are_never_timed_would_not_be_proposed(
     space = of(dtype[0], size, layout, accum_dtype=dtype[1])
     if not wgmma_matmul.why_not(space, H200):
         by_schedule = wgmma_matmul._by_schedule(gemm(space), Result(space.blocks[-1].writes[0].dtype, has_residual=False), H200.the_gpu)
-        timed = [
-            [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())] for groups in by_schedule
-        ]
-        every = diversified(best_first(estimates, wgmma_matmul.SAME_TILE) for estimates in timed)
+        timed = {
+            name: [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())]
+            for name, groups in by_schedule.items()
+        }
+        every = wgmma_matmul._in_order(timed)
         assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
@@ -156,7 +166,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     by_kind: dict[tuple[object, ...], list[float]] = {}
     for proposal in proposals:
         params = dict(proposal.candidate.params)
-        by_kind.setdefault(tuple(params[name] for name in KIND_PARAMS), []).append(proposal.predicted_secs)
+        by_kind.setdefault(tuple(params.get(name, 0) for name in KIND_PARAMS), []).append(proposal.predicted_secs)
     assert all(secs == sorted(secs) for secs in by_kind.values())
 
 
@@ -266,7 +276,7 @@ def test_split_k_is_first_where_tiles_would_leave_most_sms_idle() -> None:
     [
         ("int8", "nn", (512, 512, 512), ("nt", (512, 512, 512))),  # wgmma reads 8-bit operands with k last
         ("float8_e5m2", "nt", (512, 512, 500), ("nt", (512, 512, 512))),
-        ("tfloat32", "tt", (512, 512, 512), ("nt", (512, 512, 512))),  # and 32-bit ones
+        ("tfloat32", "tn", (512, 512, 512), ("nt", (512, 512, 512))),  # and 32-bit ones, but for operand A
         ("float16", "nn", (512, 1001, 512), ("nn", (512, 1008, 512))),
         ("float16", "nt", (512, 512, 501), ("nt", (512, 512, 512))),
     ],

@@ -29,6 +29,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "small": ("matmul", {"m": 1024, "n": 1024, "k": 1024, "layout": "nn", "dtype": "float16"}),
     "large_bfloat16": ("matmul", {"m": 4096, "n": 4096, "k": 4096, "layout": "tt", "dtype": "bfloat16"}),
     "one_row": ("matmul", {"m": 1, "n": 4096, "k": 4096, "layout": "nt", "dtype": "float16"}),
+    "long_k": ("matmul", {"m": 128, "n": 512, "k": 16384, "layout": "nt", "dtype": "float16"}),
+    "few_tiles_odd_k_tiles": (
+        "matmul",
+        {"m": 17, "n": 272, "k": 9232, "layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "float16"},
+    ),
     "few_rows": ("matmul", {"m": 20, "n": 4096, "k": 11008, "layout": "nt", "dtype": "float16", "epilogue": ("bias", "silu")}),
     "rows_of_any_length": ("matmul", {"m": 1001, "n": 1003, "k": 517, "layout": "nt", "dtype": "float16"}),
     "batch": ("matmul", {"batch": 3, "m": 200, "n": 3000, "k": 1024, "layout": "tn", "dtype": "bfloat16"}),

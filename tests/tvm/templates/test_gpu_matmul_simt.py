@@ -74,6 +74,19 @@ def assert_right(rule: Any, candidate: Candidate, arch: Arch) -> None:
     assert relative_error(serial_programs.run(schedule.mod, inputs, out), rule.reference(*inputs)) <= rule.tolerance(), candidate
 
 
+@needs_nvcc
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_lanes_store_neighbouring_results_where_rows_are_no_whole_vectors(layout: str, tmp_path: Path) -> None:
+    rule = load_rule(ROOT, "matmul").of(ROOT, {"m": 130, "n": 67, "k": 19, "layout": layout})
+    found = [each.candidate for each in policy.propose(iter_space(canonical.lower(rule)), H200, 40)]
+    candidate = next(each for each in found if dict(each.params).get("vector_n") == 1)
+    assert_right(rule, candidate, H200)
+    applied = cpu.apply_candidate(ROOT, canonical.lower(rule), candidate, H200)
+    assert applied is not None
+    launches = compile_cuda_object(applied.mod, H200, "kd_main", LocalStore(tmp_path)).launches
+    assert not any(launch.usage.stack_bytes + launch.usage.spill_bytes for launch in launches)
+
+
 IMAGE: dict[str, Value] = {"rows": 2, "columns": 16, "row_tiles": 2, "block_n": 64, "thread_m": 8, "thread_n": 8}
 
 

@@ -72,6 +72,8 @@ SMALL: list[Case] = [
     *((FALLBACK, "softmax", {"shape": shape, "axis": axis}) for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1)]),
     (FALLBACK, "matmul", {"m": 7, "n": 33, "k": 5}),
 ]
+ODD_CHANNELS: dict[str, Any] = {"n": 2, "h": 9, "w": 9, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16", "epilogue": ("bias",)}
+SMALL += [(WINDOW, "conv2d", ODD_CHANNELS | {"c": count, "f": count, "groups": count}) for count in (5, 67)]
 LARGE: list[Case] = [
     (ELEMENTWISE, "elementwise", {"op": "copy", "shape": (128, 8192), "dtype": "float16"}),
     (ELEMENTWISE, "elementwise", {"op": "add", "shape": (16384, 16384), "dtype": "float16"}),

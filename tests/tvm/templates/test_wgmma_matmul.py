@@ -13,7 +13,7 @@ from emulation import Kernel
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import only
-from support.wgmma_cases import FLOAT16, GEMMS, ONE, PACKED, PLAIN, SMS, STREAMED_GEMMS
+from support.wgmma_cases import FLOAT16, GEMMS, PACKED, PLAIN, SMS, STREAMED_GEMMS
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
@@ -62,6 +62,8 @@ OF_EACH_KIND = (
     "residual, staggered",
     "residual, swapped",
     "split-K, swapped",
+    "split-K of five, unequal shares",
+    "split-K by a workspace, residual, odd sizes",
     "scales of int8",
     "float16 accumulators, nn",
     "tfloat32, nn",
@@ -166,7 +168,9 @@ def test_operands_are_copied_before_the_gemm_begins_to_read(tmp_path: Path) -> N
     ("attrs", "params"),
     [
         ({"dtype": "float32"}, {}),
-        ({"accum_dtype": "float16", "m": 16, "k": 64 * 8}, {**ONE, "swap_ab": 1, "block_n": 8, "split_k": 4}),
+        ({"k": 64 * 10}, {"block_n": 32, "split_k": 9}),
+        ({"k": 64 * 10}, {"block_n": 32, "workspace": 1}),
+        ({"k": 64 * 10}, {"block_n": 32, "cluster_m": 2, "split_k": 2, "workspace": 1}),
         ({}, {"block_m": 96}),
         ({}, {"stages": 12, "block_n": 256}),
         ({}, {"block_m": 256, "block_n": 256}),
