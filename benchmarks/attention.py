@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from bench_support.gpu.attention_space import sample
 from bench_support.gpu.comparison import ERRORS, Row, arguments_of, described, gpu_described, kernel_call
 from bench_support.gpu.figures import each, figure
 from bench_support.gpu.kernels import Built, Entry, build_candidate, label_of, proposals
@@ -30,6 +31,8 @@ from gpu import clocks, entries_of
 ROOT = Path(__file__).parent / "attention"
 POLICIES = ("wgmma_attention", "gpu_attention_tc")
 """Policies whose candidates can be timed; each has one template, of the same name."""
+DECODES = ("gpu_attention_decode", "wgmma_attention_decode")
+"""Templates of one computation: a candidate of either is timed for entries of both."""
 LIMIT_SECS = 60.0
 """Seconds after which an entry is given up: a kernel hangs."""
 FIGURES = (
@@ -51,6 +54,8 @@ FLOAT8_TFLOPS = {False: 1023.0, True: 964.0}
 """cuDNN's published TFLOP/s for heads of 128 in float8, by whether a mask is causal; torch has no attention in float8 to time beside."""
 PAGED_SHARE = 0.97
 """Time of a contiguous cache by that of pages, at least."""
+FIRST = {True: 0.93, False: 0.95}
+"""Share of the first choice's speed of the best's, asked where candidates are a sample of all, and where they are the policy's."""
 TC_FIGURES = tuple((tag, f"{tag}: slowest, of FlashAttention", 0.95, min) for tag in ("prefill", "short", "head64", "head256", "encoder"))
 """The same for kernels on mma.sync, as FlashAttention-2's are."""
 
@@ -67,6 +72,11 @@ def candidate_of(policy: str, text: str) -> Any:
     first, *others = text.split()
     template, pairs = (policy, [first, *others]) if "=" in first else (first, others)
     return Candidate.of(template, {name: int(value) for name, value in (pair.split("=") for pair in pairs)})
+
+
+def candidates(entry: Entry, policy: str, given: argparse.Namespace) -> list[Any]:
+    """Return what a policy proposes, best first, and a sample of what its template takes."""
+    return [*proposals(entry, policy, given.top_k), *(sample(entry, policy, given.sample) if given.sample else ())]
 
 
 def built(entry: Entry, candidate: Any, folder: str) -> Built:
@@ -98,7 +108,7 @@ def raced(entry: Entry, kernels: Sequence[Built], rounds: int) -> Row:
     ours = {name: secs[name] for name in secs if not name.startswith("torch ")}
     best = min(ours, key=ours.__getitem__, default="")
     ratios = {name: ratio(samples[name], samples[best]) for name in secs if best and name.startswith("torch ")}
-    row = {"all_secs": secs, "errors": errors, "failures": failures, "best": best, "ratios": ratios}
+    row = {"all_secs": secs, "errors": errors, "failures": failures, "best": best, "ratios": ratios, "first": kernels[0].label if kernels else ""}
     return {**row, "secs": secs[best]} if best else row
 
 
@@ -107,14 +117,13 @@ def table_row(row: Row) -> Row:
     best, secs = row.get("best", ""), row.get("all_secs", {})
     if not best:
         return {"entry": row["entry"], "failure": row.get("failure") or next(iter(row.get("failures", {}).values()), "")}
-    ours = [value for name, value in secs.items() if not name.startswith("torch ")]
     return {
         "entry": row["entry"],
         "us": secs[best] * 1e6,
         "TFLOP/s": row["flops"] / secs[best] / 1e12,
         "GB/s": row["least_bytes"] / secs[best] / 1e9,
         **{name.removeprefix("torch "): round(value, 3) for name, value in row["ratios"].items()},
-        "first": round(min(ours) / ours[0], 3),
+        "first": round(first_share(row), 3),
         "error": row["errors"][best],
         "candidate": best.partition(" ")[2],
     }
@@ -124,6 +133,20 @@ def rival(row: Row, name: str = "") -> float | None:
     """Return the time of torch's back end of this name, or of its best, by ours."""
     found = [value for each_name, value in row.get("ratios", {}).items() if name in each_name]
     return min(found, default=None)
+
+
+def first_share(row: Row) -> float:
+    """Return the best candidate's time by that of the policy's first, which comes before the others."""
+    ours = [value for name, value in row["all_secs"].items() if not name.startswith("torch ")]
+    return float(min(ours) / ours[0])
+
+
+def judged_first(rows: Sequence[Row], *, sampled: bool) -> list[dict[str, Any]]:
+    """Return the figure of the policies' first choices, of rows that have one."""
+    chosen = [row for row in rows if row.get("best") and row["first"] in row["all_secs"]]
+    most = max((len(row["all_secs"]) for row in chosen), default=0)
+    what = f"first choice, of the best of {'a sample of all' if sampled else 'the policy'}, up to {most}: geometric mean"
+    return [figure(what, FIRST[sampled], geometric_mean, each(chosen, first_share))] if chosen else []
 
 
 def judged(rows: Sequence[Row], policy: str = POLICIES[0]) -> list[dict[str, Any]]:
@@ -187,6 +210,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="whose candidates are timed")
     parser.add_argument("--top-k", type=int, default=6, help="candidates that are built and timed for each entry")
     parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="one more candidate: [template] name=value …")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="N candidates more, drawn from all that the template takes")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further entry after so many seconds")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
@@ -211,8 +235,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="attention-") as folder, ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
         policies = [policy_of(entry, given.policy) for entry in entries]
-        asked = [pool.submit(proposals, entry, policy, given.top_k) for entry, policy in zip(entries, policies, strict=True)]
-        others = [[one for one in also if one.template == policy] for policy in policies]
+        asked = [pool.submit(candidates, entry, policy, given) for entry, policy in zip(entries, policies, strict=True)]
+        others = [[one for one in also if one.template == policy or {one.template, policy} == {*DECODES}] for policy in policies]
         chosen = [dict.fromkeys([*one.result(), *more]) for one, more in zip(asked, others, strict=True)]
         waiting = [[pool.submit(built, entry, one, folder) for one in many] for entry, many in zip(entries, chosen, strict=True)]
         for entry, kernels in zip(entries, waiting, strict=True):
@@ -230,7 +254,7 @@ def main() -> None:
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show("Attention (cudnn, flash: their time by ours; first: the model's first choice, as a share of the best)", [*map(table_row, rows)])
-    figures = judged(rows, given.policy)
+    figures = judged(rows, given.policy) + judged_first(rows, sampled=given.sample > 0)
     show("Figures", figures)
     write_json(given.json, about, {"figures": figures, "entries": rows})
 

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.compiler.intrinsics.int4_dot import cp_async_source, prefetch_source
 from kerneldecl.templates.gpu.attention_decode_config import VECTOR, Copy
-from kerneldecl.templates.gpu.attention_decode_warp import Warp
+from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES, Warp
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 LINE_BYTES = 128
@@ -52,10 +52,10 @@ def _copy_piece(warp, operand, row, part, at):
 
 
 @T.inline
-def _copy_rows(warp, operand, key, stage, page):
+def _copy_rows(warp, operand, key, stage, pages):
     """Start a warp's copies of its share of a block that begins at a key: every so many-th piece of 32 vectors."""
     kernel, copy, columns = meta_vars((warp.kernel, operand.copy, operand.copy.columns))
-    warps_m = T.meta_var(kernel.params.warps_m)
+    warps_m, page_size = T.meta_var((kernel.params.warps_m, kernel.spec.page_size))
     stride, head = meta_vars((kernel.row_stride(columns), warp.place[1] * kernel.head_stride(columns)))
     pieces = T.meta_var(kernel.params.block_n // copy.rows * copy.parts)
     for i in T.unroll(-(-pieces // warps_m)):
@@ -63,37 +63,51 @@ def _copy_rows(warp, operand, key, stage, page):
         row = T.meta_var(piece // copy.parts * copy.rows + warp.lane // copy.lanes_per_row)
         if piece < pieces:
             at: T.int32 = T.min(key + row, warp.length - 1)
-            outer: T.int32 = page
-            if kernel.spec.page_size > 0:
-                if not kernel.page_per_block:
-                    outer = warp.args.table[warp.place[0] * kernel.spec.table_columns + at // kernel.spec.page_size]
-                at = at % kernel.spec.page_size
+            outer: T.int32 = warp.place[0]
+            if page_size > 0:
+                if kernel.pages_per_block == 0:
+                    outer = warp.args.table[warp.place[0] * kernel.spec.table_columns + at // page_size]
+                else:
+                    outer = pages[0]
+                    for each in T.unroll(kernel.pages_per_block - 1):
+                        outer = T.Select(row // page_size == each + 1, pages[each + 1], outer)
+                at = at % page_size
             first: T.int64 = T.cast(outer, "int64") * kernel.outer_stride(columns) + T.cast(head + at * stride, "int64")
             _copy_piece(warp, operand, row, piece % copy.parts, (key + row, stage, first))
 
 
 @T.inline
-def find_page(warp, block, end, page):
-    """Find out which page a block of keys is in, where it is in one: with one load, as long before its use as can be."""
+def find_pages(warp, block, found):
+    """Have each lane load the number of one page of a group's next blocks: with one load for all of them, long before its use."""
     kernel = T.meta_var(warp.kernel)
-    if kernel.spec.page_size > 0 and kernel.page_per_block:
-        if block < end:
-            column = T.meta_var(block // (kernel.spec.page_size // kernel.params.block_n))
-            page = warp.args.table[warp.place[0] * kernel.spec.table_columns + column]  # noqa: F841  the caller's
+    spec, params, pages = T.meta_var((kernel.spec, kernel.params, kernel.pages_per_block))
+    if pages > 0:
+        first = T.meta_var((block + warp.lane // pages * params.groups) * params.block_n)
+        key = T.meta_var(first + warp.lane % pages * spec.page_size)
+        found[0] = 0
+        if key < warp.length:
+            found[0] = warp.args.table[warp.place[0] * spec.table_columns + key // spec.page_size]
 
 
 @T.inline
-def fetch(warp, block, end, page, stage):
-    """Start a warp's copies of a block to a stage, if there is one left, and go on to the next one."""
+def fetch(warp, block, end, turn, pages, stage):
+    """Start a warp's copies of a block to a stage, if there is one left, and go on to the next one; its pages are the lanes' `turn`-th."""
     kernel = T.meta_var(warp.kernel)
-    found = T.meta_var(operands(warp))
+    found, count = T.meta_var((operands(warp), kernel.pages_per_block))
+    numbers = T.alloc_local((max(count, 1),), "int32")
     if block < end:
-        _copy_rows(warp, found[0], block * kernel.params.block_n, stage, page)
+        for each in T.unroll(count):
+            numbers[each] = T.tvm_warp_shuffle(T.uint32(ALL_LANES), pages[0], turn * count + each, 32, 32)
+        _copy_rows(warp, found[0], block * kernel.params.block_n, stage, numbers)
         if len(found) > 1:
-            _copy_rows(warp, found[1], block * kernel.params.block_n, stage, page)
+            _copy_rows(warp, found[1], block * kernel.params.block_n, stage, numbers)
     T.ptx.cp.async_.commit_group()
     block = block + kernel.params.groups
-    find_page(warp, block, end, page)
+    if count > 0:
+        turn = turn + 1
+        if turn == WARP_LANES // count:
+            turn = 0
+            find_pages(warp, block, pages)
 
 
 # ---- before the preceding kernel has ended

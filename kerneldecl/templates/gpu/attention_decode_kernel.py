@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining, flat_arguments
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
-from kerneldecl.templates.gpu.attention_decode_copy import fetch, find_page, prefetch_first
+from kerneldecl.templates.gpu.attention_decode_copy import fetch, find_pages, prefetch_first
 from kerneldecl.templates.gpu.attention_decode_products import load_queries, multiply, prepare
 from kerneldecl.templates.gpu.attention_decode_results import add_groups, leave, store
 from kerneldecl.templates.gpu.attention_decode_warp import Registers, Smem, Warp
@@ -34,10 +34,11 @@ def stream(warp, begin, end):
     """Go through a group's blocks of keys: wait for one, fetch the one `stages - 1` further into the freed stage, multiply."""
     params = T.meta_var(warp.kernel.params)
     fetched: T.int32 = begin + warp.group
-    page: T.int32 = warp.place[0]
-    find_page(warp, fetched, end, page)
+    turn: T.int32 = 0
+    pages = T.alloc_local((1,), "int32")
+    find_pages(warp, fetched, pages)
     for s in T.unroll(params.stages - 1):
-        fetch(warp, fetched, end, page, warp.first_stage + s)
+        fetch(warp, fetched, end, turn, pages, warp.first_stage + s)
     load_queries(warp)
     prepare(warp)
     block: T.int32 = begin + warp.group
@@ -47,7 +48,7 @@ def stream(warp, begin, end):
         _meet_group(warp)
         # Into the stage that all have finished reading.
         freed = T.meta_var(T.Select(slot == 0, params.stages - 1, slot - 1))
-        fetch(warp, fetched, end, page, warp.first_stage + freed)
+        fetch(warp, fetched, end, turn, pages, warp.first_stage + freed)
         multiply(warp, block, warp.first_stage + slot)
         slot = T.Select(slot == params.stages - 1, 0, slot + 1)
         block = block + params.groups
