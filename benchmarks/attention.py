@@ -108,7 +108,14 @@ def raced(entry: Entry, kernels: Sequence[Built], rounds: int) -> Row:
     ours = {name: secs[name] for name in secs if not name.startswith("torch ")}
     best = min(ours, key=ours.__getitem__, default="")
     ratios = {name: ratio(samples[name], samples[best]) for name in secs if best and name.startswith("torch ")}
-    row = {"all_secs": secs, "errors": errors, "failures": failures, "best": best, "ratios": ratios, "first": kernels[0].label if kernels else ""}
+    row = {
+        "all_secs": secs,
+        "errors": errors,
+        "failures": failures,
+        "best": best,
+        "ratios": ratios,
+        "first": kernels[0].label if kernels else "",
+    }
     return {**row, "secs": secs[best]} if best else row
 
 

@@ -101,8 +101,7 @@ def choices(sizes: DecodeSizes, gpu: Gpu) -> Iterator[WgmmaDecodeParams]:
     units = sizes.batch * sizes.kv_heads * row_blocks(sizes)
     most = -(-sizes.keys // (CONSUMERS * BLOCK_KEYS))
     splits = {1, *(min(most, waves * gpu.sm_count // units) for waves in WAVES)} - {0}
-    rotate = (0,) if sizes.page_size else (0, 1)
-    for split_k, *others in itertools.product(sorted(splits), CLUSTERS, (0, 1), rotate):
+    for split_k, *others in itertools.product(sorted(splits), CLUSTERS, (0, 1)):
         rings = (WgmmaDecodeParams(stages, split_k, *others) for stages in STAGES)
         fitting = (params for params in rings if params.fits(sizes))
         yield from itertools.islice(fitting, 1)

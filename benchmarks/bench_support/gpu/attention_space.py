@@ -35,7 +35,7 @@ DECODE = {
     "blocks": (1, 2, 3, 4),
     "cluster": (1, 2, 4, 8),
 }
-WGMMA_DECODE = {"stages": (2, 4, 6), "split_k": (0,), "cluster": (1, 2), "turns": (0, 1), "rotate": (0, 1)}
+WGMMA_DECODE = {"stages": (2, 4, 6), "split_k": (0,), "cluster": (1, 2), "turns": (0, 1)}
 MOST_PARTS = 4
 
 

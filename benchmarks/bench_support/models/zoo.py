@@ -171,7 +171,7 @@ def llama_step(past: int, **sizes: int) -> Made:
 
 
 def _llama_layer(position: int, rows: int, **sizes: int) -> tuple[Any, Any, tuple[Any, Any], tuple[int, ...]]:
-    """Return a decoder layer of Llama, one token's input, the rotary embedding of its position, and the shape of a cache of so many rows."""
+    """Return a decoder layer of Llama, a token for it, the rotary embedding of its position, and the shape of a cache of so many rows."""
     torchvision_models()
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding

@@ -46,7 +46,7 @@ def results(rule: Any, params: dict[str, Any], inputs: list[Any], seed: int = 1)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("rotated parts in pages, in turns", "sixteen queries of a group of eight"), DECODES))
+@pytest.mark.parametrize("name", only(("parts in pages, in turns", "sixteen queries of a group of eight"), DECODES))
 def test_right_results(name: str) -> None:
     rule_name, attrs, params = DECODES[name]
     rule = rule_of(rule_name, attrs)
@@ -188,7 +188,6 @@ def test_no_spills_and_values_are_read_where_keys_are(attrs: dict[str, Any], par
         (DECODE, LATENT | {"heads": 128}, {"cluster": 4}),
         (DECODE, LATENT, {"split_k": 0}),
         (DECODE, LATENT, {"turns": 2}),
-        (DECODE, LATENT, {"rotate": 2}),
         (PLAIN_ATTENTION, {"queries": 1, "mask": True, "head_dim": 128}, {}),
         (PLAIN_ATTENTION, {"queries": 17, "head_dim": 128}, {}),
     ],
