@@ -10,9 +10,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.gpu.attention_decode_combine import finite
+from kerneldecl.templates.gpu.attention_decode_combine import finite, meet
 from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES
-from kerneldecl.templates.gpu.clusters import meet
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 REMOTE_LOAD = "ld.shared::cluster{}.f32"

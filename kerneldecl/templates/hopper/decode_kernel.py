@@ -12,8 +12,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.analysis.wgmma_decode import BLOCK_KEYS, CONSUMERS, MAXNREG
-from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining, flat_arguments
-from kerneldecl.templates.gpu.clusters import meet
+from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining, flat_arguments, meet
 from kerneldecl.templates.hopper.decode_config import WgmmaDecodeKernel
 from kerneldecl.templates.hopper.decode_consumer import consumer_of, go_through_pairs, prepare
 from kerneldecl.templates.hopper.decode_producer import Smem, Span, produce
