@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,6 +32,8 @@ from gpu import clocks, entries_of
 ROOT = Path(__file__).parent / "attention"
 POLICIES = ("wgmma_attention", "gpu_attention_tc")
 """Policies whose candidates can be timed; each has one template, of the same name."""
+RIVALS = ("torch ", "triton")
+"""How the names of contenders begin that are not ours."""
 DECODES = ("gpu_attention_decode", "wgmma_attention_decode")
 """Templates of one computation: a candidate of either is timed for entries of both."""
 LIMIT_SECS = 60.0
@@ -87,13 +90,18 @@ def built(entry: Entry, candidate: Any, folder: str) -> Built:
         return Built(label_of(candidate), failure=f"{type(error).__name__}: {str(error)[:200]}")
 
 
-def raced(entry: Entry, kernels: Sequence[Built], rounds: int) -> Row:
-    """Return the times of all candidates and rivals that are right, and why the others are not timed."""
+def raced(entry: Entry, kernels: Sequence[Built], rounds: int, *, in_triton: bool = False) -> Row:
+    """Return the times of all candidates and rivals, in Triton or not, that are right, and why the others are not timed."""
     from bench_support.gpu.timing import interleaved, median, ratio
     from bench_support.gpu.torch_baselines import baselines
 
     arguments = arguments_of(entry)
-    calls = {f"torch {name}": call for name, call in baselines(entry.workload.rule, dict(entry.workload.attrs), arguments.sets).items()}
+    asked = (entry.workload.rule, dict(entry.workload.attrs), arguments.sets)
+    calls = {f"torch {name}": call for name, call in baselines(*asked).items()}
+    if in_triton:
+        from bench_support.gpu import triton_baselines
+
+        calls |= triton_baselines.baselines(*asked)
     failures = {kernel.label: kernel.failure for kernel in kernels if kernel.failure}
     calls |= {kernel.label: kernel_call(kernel, arguments.sets) for kernel in kernels if not kernel.failure}
     errors, replays = {}, {}
@@ -105,9 +113,9 @@ def raced(entry: Entry, kernels: Sequence[Built], rounds: int) -> Row:
             failures[name] = f"{type(error).__name__}: {str(error)[:200]}"
     samples = interleaved(replays, rounds)
     secs = {name: median(each) for name, each in samples.items()}
-    ours = {name: secs[name] for name in secs if not name.startswith("torch ")}
+    ours = {name: secs[name] for name in secs if not name.startswith(RIVALS)}
     best = min(ours, key=ours.__getitem__, default="")
-    ratios = {name: ratio(samples[name], samples[best]) for name in secs if best and name.startswith("torch ")}
+    ratios = {name: ratio(samples[name], samples[best]) for name in secs if best and name.startswith(RIVALS)}
     row = {
         "all_secs": secs,
         "errors": errors,
@@ -144,7 +152,7 @@ def rival(row: Row, name: str = "") -> float | None:
 
 def first_share(row: Row) -> float:
     """Return the best candidate's time by that of the policy's first, which comes before the others."""
-    ours = [value for name, value in row["all_secs"].items() if not name.startswith("torch ")]
+    ours = [value for name, value in row["all_secs"].items() if not name.startswith(RIVALS)]
     return float(min(ours) / ours[0])
 
 
@@ -219,6 +227,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="one more candidate: [template] name=value …")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="N candidates more, drawn from all that the template takes")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender")
+    parser.add_argument("--triton", action="store_true", help="also time attention in Triton, which tunes it for some 20 s an entry")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further entry after so many seconds")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -252,7 +261,9 @@ def main() -> None:
                 continue
             row = described(entry)
             try:
-                row |= gpu.ask(raced, entry, [kernel.result() for kernel in kernels], given.rounds, limit_secs=LIMIT_SECS)
+                row |= gpu.ask(
+                    partial(raced, in_triton=given.triton), entry, [one.result() for one in kernels], given.rounds, limit_secs=LIMIT_SECS
+                )
             except RuntimeError as error:
                 row |= {"failure": str(error)}
             rows.append(row)

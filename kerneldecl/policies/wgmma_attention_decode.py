@@ -43,6 +43,9 @@ PAIR_CYCLES = 300.0
 """Cycles of a pair of blocks in which consumers wait for barriers and for wgmma's latency."""
 CLUSTER_CYCLES = 150.0
 """Cycles of a pair in which CTAs of a cluster wait for each other."""
+TURNS = 0.98
+"""Time of a pair where consumers take turns by that where they do not, if scores take longer than a softmax and each CTA loads for itself.
+Elsewhere turns gained nothing, or cost up to 3 % (latent attention of 128 and of 16 heads, groups of 8, H200, 2026-11-23)."""
 LOAD_CYCLES = 1500.0
 """Cycles from the release of a stage to the arrival of what is loaded there, besides its bytes."""
 CTA_CYCLES = 6000.0
@@ -133,4 +136,5 @@ def pair_cycles(sizes: DecodeSizes, params: WgmmaDecodeParams, gpu: Gpu) -> floa
     chain = scores + 2 * SOFTMAX_CYCLES + results + PAIR_CYCLES
     refill = LOAD_CYCLES + stage_chunks(sizes) * CHUNK_BYTES / SM_BYTES_PER_CLOCK
     chain += refill / params.stages + (CLUSTER_CYCLES if params.cluster > 1 else 0.0)
-    return p_norm(CONSUMERS * (scores + results), chain, exponent=PAIR_P_NORM)
+    pays = params.turns and params.cluster == 1 and scores > SOFTMAX_CYCLES
+    return p_norm(CONSUMERS * (scores + results), chain, exponent=PAIR_P_NORM) * (TURNS if pays else 1.0)

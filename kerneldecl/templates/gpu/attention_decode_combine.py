@@ -18,7 +18,7 @@ from kerneldecl.templates.shared.cache_attention import CacheAttention
 
 COMBINE_VECTOR = 4
 """Elements of a row of results that a thread of the second kernel combines: 16 bytes."""
-AT_ONCE = 8
+AT_ONCE = 16
 """Parts whose results a thread loads before it uses the first."""
 
 
