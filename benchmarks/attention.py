@@ -248,7 +248,7 @@ def main() -> None:
     show_machine(about)
     print(f"{about['gpu']}, torch {about['torch']}, cuDNN {about['cudnn']}; {clocks()}", flush=True)
     also = [candidate_of(given.policy, text) for text in given.also]
-    rows = []
+    rows, race = [], partial(raced, in_triton=given.triton)
     with tempfile.TemporaryDirectory(prefix="attention-") as folder, ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
         policies = [policy_of(entry, given.policy) for entry in entries]
         asked = [pool.submit(candidates, entry, policy, given) for entry, policy in zip(entries, policies, strict=True)]
@@ -261,9 +261,7 @@ def main() -> None:
                 continue
             row = described(entry)
             try:
-                row |= gpu.ask(
-                    partial(raced, in_triton=given.triton), entry, [one.result() for one in kernels], given.rounds, limit_secs=LIMIT_SECS
-                )
+                row |= gpu.ask(race, entry, [kernel.result() for kernel in kernels], given.rounds, limit_secs=LIMIT_SECS)
             except RuntimeError as error:
                 row |= {"failure": str(error)}
             rows.append(row)
