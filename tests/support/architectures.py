@@ -137,12 +137,6 @@ def _llama_decoding() -> Made:
     return llama_decoding(31, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2)
 
 
-def _llama_step() -> Made:
-    from bench_support.models.zoo import llama_step
-
-    return llama_step(31, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2)
-
-
 def _t5() -> Made:
     import transformers
 
@@ -151,11 +145,4 @@ def _t5() -> Made:
     return _first_of(model, "input_ids", "decoder_input_ids"), (_tokens(), _tokens(8))
 
 
-LANGUAGE: dict[str, Callable[[], Made]] = {
-    "bert": _bert,
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "llama_decoding": _llama_decoding,
-    "llama_step": _llama_step,
-    "t5": _t5,
-}
+LANGUAGE: dict[str, Callable[[], Made]] = {"bert": _bert, "gpt2": _gpt2, "llama": _llama, "llama_decoding": _llama_decoding, "t5": _t5}

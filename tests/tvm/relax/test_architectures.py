@@ -37,7 +37,6 @@ ATTENTION = {
     "gpt2": {"model.transformer.h.0.attn.attention"},
     "llama": {"model.model.layers.0.self_attn.attention"},
     "llama_decoding": {"layer.self_attn.attention"},
-    "llama_step": {"layer.self_attn.attention"},
     "t5": {
         "model.encoder.block.0.layer.0.SelfAttention.attention",
         "model.decoder.block.0.layer.0.SelfAttention.attention",
