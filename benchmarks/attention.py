@@ -1,4 +1,4 @@
-"""Owns the comparison of attention kernels with torch's back ends (cuDNN, FlashAttention), and its goals.
+"""Owns the comparison of attention kernels with torch's back ends and a kernel in Triton, and its goals.
 
 Knows nothing of how kernels are built or timed: attention/workloads.toml declares the entries, a policy proposes candidates, each is
 verified against torch in float64, and all contenders are timed, interleaved. On the host CPU, `bench_support.host_attention` does that.
