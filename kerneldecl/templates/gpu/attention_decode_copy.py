@@ -76,17 +76,31 @@ def _copy_rows(warp, operand, key, stage, pages):
             _copy_piece(warp, operand, row, piece % copy.parts, (key + row, stage, first))
 
 
+def _key_of_lane(warp: Warp, block: Any) -> Any:
+    """Return the first key of the page whose number a lane holds: the pages of a group's blocks from this one on, in order."""
+    kernel, pages = warp.kernel, warp.kernel.pages_per_block
+    return (block + warp.lane // pages * kernel.params.groups) * kernel.params.block_n + warp.lane % pages * kernel.spec.page_size
+
+
 @T.inline
-def find_pages(warp, block, found):
-    """Have each lane load the number of one page of a group's next blocks: with one load for all of them, long before its use."""
+def guess_pages(warp, block, found):
+    """Have lanes load the numbers of pages of a group's blocks before the sequence's length is known: some may be of no page."""
     kernel = T.meta_var(warp.kernel)
-    spec, params, pages = T.meta_var((kernel.spec, kernel.params, kernel.pages_per_block))
-    if pages > 0:
-        first = T.meta_var((block + warp.lane // pages * params.groups) * params.block_n)
-        key = T.meta_var(first + warp.lane % pages * spec.page_size)
-        found[0] = 0
-        if key < warp.length:
-            found[0] = warp.args.table[warp.place[0] * spec.table_columns + key // spec.page_size]
+    if kernel.pages_per_block > 0:
+        column = T.meta_var(T.min(_key_of_lane(warp, block) // kernel.spec.page_size, kernel.spec.table_columns - 1))
+        found[0] = warp.args.table[warp.place[0] * kernel.spec.table_columns + column]
+
+
+@T.inline
+def find_pages(warp, block, guessed, found):
+    """Have lanes load the numbers of pages of a group's next blocks, one each, long before their use, if they are not those guessed."""
+    kernel = T.meta_var(warp.kernel)
+    if kernel.pages_per_block > 0:
+        key = T.meta_var(_key_of_lane(warp, block))
+        if key >= warp.length:
+            found[0] = 0
+        elif block != guessed:
+            found[0] = warp.args.table[warp.place[0] * kernel.spec.table_columns + key // kernel.spec.page_size]
 
 
 @T.inline
@@ -107,7 +121,7 @@ def fetch(warp, block, end, turn, pages, stage):
         turn = turn + 1
         if turn == WARP_LANES // count:
             turn = 0
-            find_pages(warp, block, pages)
+            find_pages(warp, block, -1, pages)
 
 
 # ---- before the preceding kernel has ended
