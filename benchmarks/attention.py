@@ -1,4 +1,4 @@
-"""Owns the comparison of attention kernels with torch's back ends (cuDNN, FlashAttention), and its goals.
+"""Owns the comparison of attention kernels with torch's back ends and a kernel in Triton, and its goals.
 
 Knows nothing of how kernels are built or timed: attention/workloads.toml declares the entries, a policy proposes candidates, each is
 verified against torch in float64, and all contenders are timed, interleaved. On the host CPU, `bench_support.host_attention` does that.
@@ -13,12 +13,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from bench_support.gpu.attention_space import sample
 from bench_support.gpu.comparison import ERRORS, Row, arguments_of, described, gpu_described, kernel_call
 from bench_support.gpu.figures import each, figure
 from bench_support.gpu.kernels import Built, Entry, build_candidate, label_of, proposals
@@ -30,6 +32,10 @@ from gpu import clocks, entries_of
 ROOT = Path(__file__).parent / "attention"
 POLICIES = ("wgmma_attention", "gpu_attention_tc")
 """Policies whose candidates can be timed; each has one template, of the same name."""
+RIVALS = ("torch ", "triton")
+"""How the names of contenders begin that are not ours."""
+DECODES = ("gpu_attention_decode", "wgmma_attention_decode")
+"""Templates of one computation: a candidate of either is timed for entries of both."""
 LIMIT_SECS = 60.0
 """Seconds after which an entry is given up: a kernel hangs."""
 FIGURES = (
@@ -51,6 +57,8 @@ FLOAT8_TFLOPS = {False: 1023.0, True: 964.0}
 """cuDNN's published TFLOP/s for heads of 128 in float8, by whether a mask is causal; torch has no attention in float8 to time beside."""
 PAGED_SHARE = 0.97
 """Time of a contiguous cache by that of pages, at least."""
+FIRST = {True: 0.93, False: 0.95}
+"""Share of the first choice's speed of the best's, asked where candidates are a sample of all, and where they are the policy's."""
 TC_FIGURES = tuple((tag, f"{tag}: slowest, of FlashAttention", 0.95, min) for tag in ("prefill", "short", "head64", "head256", "encoder"))
 """The same for kernels on mma.sync, as FlashAttention-2's are."""
 
@@ -69,6 +77,11 @@ def candidate_of(policy: str, text: str) -> Any:
     return Candidate.of(template, {name: int(value) for name, value in (pair.split("=") for pair in pairs)})
 
 
+def candidates(entry: Entry, policy: str, given: argparse.Namespace) -> list[Any]:
+    """Return what a policy proposes, best first, and a sample of what its template takes."""
+    return [*proposals(entry, policy, given.top_k), *(sample(entry, policy, given.sample) if given.sample else ())]
+
+
 def built(entry: Entry, candidate: Any, folder: str) -> Built:
     """Return a candidate's library, or why there is none."""
     try:
@@ -77,13 +90,18 @@ def built(entry: Entry, candidate: Any, folder: str) -> Built:
         return Built(label_of(candidate), failure=f"{type(error).__name__}: {str(error)[:200]}")
 
 
-def raced(entry: Entry, kernels: Sequence[Built], rounds: int) -> Row:
-    """Return the times of all candidates and rivals that are right, and why the others are not timed."""
+def raced(entry: Entry, kernels: Sequence[Built], rounds: int, *, in_triton: bool = False) -> Row:
+    """Return the times of all candidates and rivals, in Triton or not, that are right, and why the others are not timed."""
     from bench_support.gpu.timing import interleaved, median, ratio
     from bench_support.gpu.torch_baselines import baselines
 
     arguments = arguments_of(entry)
-    calls = {f"torch {name}": call for name, call in baselines(entry.workload.rule, dict(entry.workload.attrs), arguments.sets).items()}
+    asked = (entry.workload.rule, dict(entry.workload.attrs), arguments.sets)
+    calls = {f"torch {name}": call for name, call in baselines(*asked).items()}
+    if in_triton:
+        from bench_support.gpu import triton_baselines
+
+        calls |= triton_baselines.baselines(*asked)
     failures = {kernel.label: kernel.failure for kernel in kernels if kernel.failure}
     calls |= {kernel.label: kernel_call(kernel, arguments.sets) for kernel in kernels if not kernel.failure}
     errors, replays = {}, {}
@@ -95,10 +113,17 @@ def raced(entry: Entry, kernels: Sequence[Built], rounds: int) -> Row:
             failures[name] = f"{type(error).__name__}: {str(error)[:200]}"
     samples = interleaved(replays, rounds)
     secs = {name: median(each) for name, each in samples.items()}
-    ours = {name: secs[name] for name in secs if not name.startswith("torch ")}
+    ours = {name: secs[name] for name in secs if not name.startswith(RIVALS)}
     best = min(ours, key=ours.__getitem__, default="")
-    ratios = {name: ratio(samples[name], samples[best]) for name in secs if best and name.startswith("torch ")}
-    row = {"all_secs": secs, "errors": errors, "failures": failures, "best": best, "ratios": ratios}
+    ratios = {name: ratio(samples[name], samples[best]) for name in secs if best and name.startswith(RIVALS)}
+    row = {
+        "all_secs": secs,
+        "errors": errors,
+        "failures": failures,
+        "best": best,
+        "ratios": ratios,
+        "first": kernels[0].label if kernels else "",
+    }
     return {**row, "secs": secs[best]} if best else row
 
 
@@ -107,14 +132,13 @@ def table_row(row: Row) -> Row:
     best, secs = row.get("best", ""), row.get("all_secs", {})
     if not best:
         return {"entry": row["entry"], "failure": row.get("failure") or next(iter(row.get("failures", {}).values()), "")}
-    ours = [value for name, value in secs.items() if not name.startswith("torch ")]
     return {
         "entry": row["entry"],
         "us": secs[best] * 1e6,
         "TFLOP/s": row["flops"] / secs[best] / 1e12,
         "GB/s": row["least_bytes"] / secs[best] / 1e9,
         **{name.removeprefix("torch "): round(value, 3) for name, value in row["ratios"].items()},
-        "first": round(min(ours) / ours[0], 3),
+        "first": round(first_share(row), 3),
         "error": row["errors"][best],
         "candidate": best.partition(" ")[2],
     }
@@ -124,6 +148,20 @@ def rival(row: Row, name: str = "") -> float | None:
     """Return the time of torch's back end of this name, or of its best, by ours."""
     found = [value for each_name, value in row.get("ratios", {}).items() if name in each_name]
     return min(found, default=None)
+
+
+def first_share(row: Row) -> float:
+    """Return the best candidate's time by that of the policy's first, which comes before the others."""
+    ours = [value for name, value in row["all_secs"].items() if not name.startswith(RIVALS)]
+    return float(min(ours) / ours[0])
+
+
+def judged_first(rows: Sequence[Row], *, sampled: bool) -> list[dict[str, Any]]:
+    """Return the figure of the policies' first choices, of rows that have one."""
+    chosen = [row for row in rows if row.get("best") and row["first"] in row["all_secs"]]
+    most = max((len(row["all_secs"]) for row in chosen), default=0)
+    what = f"first choice, of the best of {'a sample of all' if sampled else 'the policy'}, up to {most}: geometric mean"
+    return [figure(what, FIRST[sampled], geometric_mean, each(chosen, first_share))] if chosen else []
 
 
 def judged(rows: Sequence[Row], policy: str = POLICIES[0]) -> list[dict[str, Any]]:
@@ -187,7 +225,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="whose candidates are timed")
     parser.add_argument("--top-k", type=int, default=6, help="candidates that are built and timed for each entry")
     parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="one more candidate: [template] name=value …")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="N candidates more, drawn from all that the template takes")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender")
+    parser.add_argument("--triton", action="store_true", help="also time attention in Triton, which tunes it for some 20 s an entry")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further entry after so many seconds")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -208,11 +248,11 @@ def main() -> None:
     show_machine(about)
     print(f"{about['gpu']}, torch {about['torch']}, cuDNN {about['cudnn']}; {clocks()}", flush=True)
     also = [candidate_of(given.policy, text) for text in given.also]
-    rows = []
+    rows, race = [], partial(raced, in_triton=given.triton)
     with tempfile.TemporaryDirectory(prefix="attention-") as folder, ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
         policies = [policy_of(entry, given.policy) for entry in entries]
-        asked = [pool.submit(proposals, entry, policy, given.top_k) for entry, policy in zip(entries, policies, strict=True)]
-        others = [[one for one in also if one.template == policy] for policy in policies]
+        asked = [pool.submit(candidates, entry, policy, given) for entry, policy in zip(entries, policies, strict=True)]
+        others = [[one for one in also if one.template == policy or {one.template, policy} == {*DECODES}] for policy in policies]
         chosen = [dict.fromkeys([*one.result(), *more]) for one, more in zip(asked, others, strict=True)]
         waiting = [[pool.submit(built, entry, one, folder) for one in many] for entry, many in zip(entries, chosen, strict=True)]
         for entry, kernels in zip(entries, waiting, strict=True):
@@ -221,7 +261,7 @@ def main() -> None:
                 continue
             row = described(entry)
             try:
-                row |= gpu.ask(raced, entry, [kernel.result() for kernel in kernels], given.rounds, limit_secs=LIMIT_SECS)
+                row |= gpu.ask(race, entry, [kernel.result() for kernel in kernels], given.rounds, limit_secs=LIMIT_SECS)
             except RuntimeError as error:
                 row |= {"failure": str(error)}
             rows.append(row)
@@ -230,7 +270,7 @@ def main() -> None:
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show("Attention (cudnn, flash: their time by ours; first: the model's first choice, as a share of the best)", [*map(table_row, rows)])
-    figures = judged(rows, given.policy)
+    figures = judged(rows, given.policy) + judged_first(rows, sampled=given.sample > 0)
     show("Figures", figures)
     write_json(given.json, about, {"figures": figures, "entries": rows})
 

@@ -37,8 +37,6 @@ class WgmmaDecodeParams(NamedTuple):
     """CTAs with different rows of queries that load the same keys together: 1 or 2."""
     turns: int
     """Whether consumer 1 starts its scores when consumer 0 has started its own, so that one's softmax overlaps with the other's scores."""
-    rotate: int
-    """Whether sequences begin with different blocks of their keys."""
 
     @property
     def block_rows(self) -> int:
@@ -61,7 +59,6 @@ class WgmmaDecodeParams(NamedTuple):
             and CONSUMERS <= self.stages <= MAX_STAGES
             and self.split_k >= 1
             and self.turns in (0, 1)
-            and self.rotate in (0, 1)
             and 1 <= self.cluster <= MAX_CLUSTER
             and row_blocks(sizes) % self.cluster == 0
             and self.box_rows(sizes) % SWIZZLE_ROWS == 0

@@ -30,9 +30,9 @@ WAVES = (1, 2, 3, 4, 6, 8)
 """How often the CTAs of candidates fill the GPU, at most."""
 MIN_ROWS = 16
 """Rows of a group from which on this kernel is proposed: mma.sync m16n8k16 multiplies eight without waste."""
-FASTER = 1.2
+FASTER = 1.1
 """Part of the time that mma.sync is predicted to take, under which this kernel is proposed. With 16 rows and more that prediction is too
-low: its first choices took 1.7 and 2.1 times as long, its best ones 1.2 to 1.7 times (3 attentions, H200, 2026-11-23)."""
+low: its best kernels took 1.03 to 1.55 times as long (4 attentions, H200, 2026-11-23)."""
 
 # Constants are counted instructions, and figures of other kernels. Latent attention with 128 heads took 0.93 to 1.05 of the time predicted
 # in one part and 0.96 to 1.08 in two, 16 queries of groups of eight 1.15 (17 kernels, H200, 2026-11-23).
@@ -43,6 +43,9 @@ PAIR_CYCLES = 300.0
 """Cycles of a pair of blocks in which consumers wait for barriers and for wgmma's latency."""
 CLUSTER_CYCLES = 150.0
 """Cycles of a pair in which CTAs of a cluster wait for each other."""
+TURNS = 0.98
+"""Time of a pair where consumers take turns by that where they do not, if scores take longer than a softmax and each CTA loads for itself.
+Elsewhere turns gained nothing, or cost up to 3 % (latent attention of 128 and of 16 heads, groups of 8, H200, 2026-11-23)."""
 LOAD_CYCLES = 1500.0
 """Cycles from the release of a stage to the arrival of what is loaded there, besides its bytes."""
 CTA_CYCLES = 6000.0
@@ -101,8 +104,7 @@ def choices(sizes: DecodeSizes, gpu: Gpu) -> Iterator[WgmmaDecodeParams]:
     units = sizes.batch * sizes.kv_heads * row_blocks(sizes)
     most = -(-sizes.keys // (CONSUMERS * BLOCK_KEYS))
     splits = {1, *(min(most, waves * gpu.sm_count // units) for waves in WAVES)} - {0}
-    rotate = (0,) if sizes.page_size else (0, 1)
-    for split_k, *others in itertools.product(sorted(splits), CLUSTERS, (0, 1), rotate):
+    for split_k, *others in itertools.product(sorted(splits), CLUSTERS, (0, 1)):
         rings = (WgmmaDecodeParams(stages, split_k, *others) for stages in STAGES)
         fitting = (params for params in rings if params.fits(sizes))
         yield from itertools.islice(fitting, 1)
@@ -134,4 +136,5 @@ def pair_cycles(sizes: DecodeSizes, params: WgmmaDecodeParams, gpu: Gpu) -> floa
     chain = scores + 2 * SOFTMAX_CYCLES + results + PAIR_CYCLES
     refill = LOAD_CYCLES + stage_chunks(sizes) * CHUNK_BYTES / SM_BYTES_PER_CLOCK
     chain += refill / params.stages + (CLUSTER_CYCLES if params.cluster > 1 else 0.0)
-    return p_norm(CONSUMERS * (scores + results), chain, exponent=PAIR_P_NORM)
+    pays = params.turns and params.cluster == 1 and scores > SOFTMAX_CYCLES
+    return p_norm(CONSUMERS * (scores + results), chain, exponent=PAIR_P_NORM) * (TURNS if pays else 1.0)

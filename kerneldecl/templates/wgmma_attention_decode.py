@@ -13,8 +13,6 @@ Parameters:
   split_k  CTAs that share a sequence's keys; over 1, a second kernel combines their results
   cluster  1, or 2 CTAs with different rows that load the same keys by TMA multicast, half of them each
   turns    1 has the second consumer start its scores when the first one has started its own: softmax overlaps with the other's scores
-  rotate   1 has sequences begin with different blocks of their part of the keys: those of equal lengths, which lie at distances of many
-           powers of two in a contiguous cache, do not go through the same channels of DRAM in step
 
 Shared memory: 8 KiB for each 64 columns of queries (or results, if these have more) and of each of the stages, and 2 KiB. A consumer
 thread has value_dim / 4 registers of results, 32 of scores and 16 of powers.

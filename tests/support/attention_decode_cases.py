@@ -43,6 +43,8 @@ DECODES: dict[str, Case] = {
     ),
     "shared pages": (DECODE, {"page_size": 32, "keys": 128, "pages": 5}, {"block_n": 32}),
     "pages smaller than blocks": (DECODE, {"page_size": 8, "keys": 128}, {"split_k": 2, "cluster": 2}),
+    "more pages than lanes": (DECODE, {"page_size": 2, "keys": 160}, {"warps": 1}),
+    "blocks and pages that do not divide each other": (DECODE, {"page_size": 24, "keys": 120}, {"warps": 1}),
     "heads of 40": (DECODE, {"head_dim": 40}, {}),
     "heads of 72, values of 24": (DECODE, {"head_dim": 72, "value_dim": 24}, {"warps": 1}),
     "latent, in pages": (

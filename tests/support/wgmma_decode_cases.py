@@ -9,7 +9,7 @@ from typing import Any
 
 from support.attention_decode_cases import DECODE, PLAIN_ATTENTION, Case
 
-PLAIN = {"stages": 2, "split_k": 1, "cluster": 1, "turns": 0, "rotate": 0}
+PLAIN = {"stages": 2, "split_k": 1, "cluster": 1, "turns": 0}
 SMALL: dict[str, Any] = {"batch": 2, "heads": 20, "kv_heads": 1, "keys": 320, "head_dim": 192, "dtype": "float16"}
 LATENT = {"latent": True, "value_dim": 128}
 DECODES: dict[str, Case] = {
@@ -36,11 +36,11 @@ DECODES: dict[str, Case] = {
         {"stages": 6},
     ),
     "values of 384": (DECODE, {"head_dim": 64, "value_dim": 384, "kv_heads": 4, "page_size": 64}, {"split_k": 3}),
-    "rotated, in turns": (DECODE, LATENT | {"keys": 1000, "batch": 3}, {"turns": 1, "rotate": 1}),
-    "rotated parts in pages, in turns": (
+    "in turns": (DECODE, LATENT | {"keys": 1000, "batch": 3}, {"turns": 1}),
+    "parts in pages, in turns": (
         DECODE,
         LATENT | {"keys": 1008, "page_size": 16, "heads": 100},
-        {"turns": 1, "rotate": 1, "split_k": 2, "cluster": 2},
+        {"turns": 1, "split_k": 2, "cluster": 2},
     ),
     "one key": (DECODE, LATENT | {"keys": 1}, {"split_k": 2}),
     "no lengths": (PLAIN_ATTENTION, {"queries": 1, "head_dim": 128}, {"split_k": 2}),

@@ -182,6 +182,7 @@ def _attention_backends(attrs: Attrs, sets: Sequence[Args], *, is_causal: bool) 
     return {
         "cudnn": lambda i: attend(i, SDPBackend.CUDNN_ATTENTION),
         "flash": lambda i: attend(i, SDPBackend.FLASH_ATTENTION),
+        "efficient": lambda i: attend(i, SDPBackend.EFFICIENT_ATTENTION),
     }
 
 

@@ -91,6 +91,35 @@ class Appending:
         return tuple(torch.cat(pair, dim=-2) for pair in zip(self.past, self.new, strict=True))
 
 
+class Stepping(torch.nn.Module):
+    """A decoder layer of Llama for one more token against a KV cache of fixed size: gives its output, and the cache with the token's row.
+
+    `position` holds the token's place in the cache; it sees the rows up to there.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any, cos: Any, sin: Any, position: Any, keys: Any, values: Any) -> Any:
+        cache = Written(keys, values, position)
+        mask = (torch.arange(keys.shape[-2], device=position.device) <= position[:, None])[None, None]
+        out = self.layer(x, attention_mask=mask, position_embeddings=(cos, sin), past_key_values=cache)
+        return out[0] if isinstance(out, tuple) else out, *cache.rows
+
+
+class Written:
+    """A KV cache of one layer and of fixed size, as transformers' attention calls it."""
+
+    def __init__(self, keys: Any, values: Any, position: Any) -> None:
+        self.rows, self.position = (keys, values), position
+
+    def update(self, keys: Any, values: Any, *_: Any, **__: Any) -> Any:
+        """Return the keys and values that attention reads: the cache with the new rows in their place."""
+        self.rows = tuple(old.index_copy(-2, self.position, new) for old, new in zip(self.rows, (keys, values), strict=True))
+        return self.rows
+
+
 def _vision(name: str, batch: int) -> Made:
     torch.manual_seed(0)
     module = getattr(torchvision_models(), name)(weights=None)
@@ -130,7 +159,19 @@ def _llama(tokens: int) -> Made:
 
 
 def llama_decoding(past: int, **sizes: int) -> Made:
-    """Return a decoder layer of Llama for the token after `past` ones."""
+    """Return a decoder layer of Llama for the token after `past` ones, whose cache grows."""
+    layer, x, embedding, cache = _llama_layer(past, past, **sizes)
+    return Decoding(layer).eval(), (x, *embedding, torch.randn(cache), torch.randn(cache))
+
+
+def llama_step(past: int, **sizes: int) -> Made:
+    """Return a decoder layer of Llama for the token after `past` ones, which fills up a cache of fixed size."""
+    layer, x, embedding, cache = _llama_layer(past, past + 1, **sizes)
+    return Stepping(layer).eval(), (x, *embedding, torch.tensor([past]), torch.randn(cache), torch.randn(cache))
+
+
+def _llama_layer(position: int, rows: int, **sizes: int) -> tuple[Any, Any, tuple[Any, Any], tuple[int, ...]]:
+    """Return a decoder layer of Llama, a token for it, the rotary embedding of its position, and the shape of a cache of so many rows."""
     torchvision_models()
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -138,9 +179,9 @@ def llama_decoding(past: int, **sizes: int) -> Made:
     torch.manual_seed(0)
     config = LlamaConfig(**sizes, attn_implementation="sdpa")
     x = torch.randn(1, 1, config.hidden_size)
-    cos, sin = LlamaRotaryEmbedding(config)(x, torch.tensor([[past]]))
-    cache = (1, config.num_key_value_heads, past, config.hidden_size // config.num_attention_heads)
-    return Decoding(LlamaDecoderLayer(config, 0)).eval(), (x, cos, sin, torch.randn(cache), torch.randn(cache))
+    embedding = LlamaRotaryEmbedding(config)(x, torch.tensor([[position]]))
+    cache = (1, config.num_key_value_heads, rows, config.hidden_size // config.num_attention_heads)
+    return LlamaDecoderLayer(config, 0), x, embedding, cache
 
 
 def _unet_block() -> Made:
@@ -163,6 +204,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("bert_base.b16.s128", lambda: _bert(16, 128, **BERT_BASE)),
     Example("bert_large.b8.s384", lambda: _bert(8, 384, **BERT_LARGE)),
     Example("llama3_8b.block.decode2047", lambda: llama_decoding(2047, **LLAMA_3_8B)),
+    Example("llama3_8b.block.step2047", lambda: llama_step(2047, **LLAMA_3_8B)),
     Example("llama3_8b.block.s512", lambda: _llama(512)),
     Example("llama3_8b.block.s2048", lambda: _llama(2048)),
 )

@@ -1,4 +1,5 @@
-"""Owns the second kernel of attention against a KV cache, which combines the results of parts of the keys, and the workspace between them.
+"""Owns the second kernel of attention against a KV cache, which combines the results of parts of the keys, the workspace between
+them, and how the thread blocks of a cluster meet.
 
 Knows nothing of how parts came about. Their results are distances to maxima of their own; each sum has one order.
 """
@@ -17,7 +18,7 @@ from kerneldecl.templates.shared.cache_attention import CacheAttention
 
 COMBINE_VECTOR = 4
 """Elements of a row of results that a thread of the second kernel combines: 16 bytes."""
-AT_ONCE = 8
+AT_ONCE = 16
 """Parts whose results a thread loads before it uses the first."""
 
 
@@ -50,6 +51,17 @@ class Workspace(NamedTuple):
         return cls(
             tirx.decl_buffer((*shape, kernel.spec.value_dim), "float32", "parts"), tirx.decl_buffer((*shape, 2), "float32", "part_sums")
         )
+
+
+@T.inline
+def meet(cluster):
+    """Have all threads of a thread block, or of all of its cluster, wait for each other."""
+    if cluster == 1:
+        T.cuda.cta_sync()
+    else:
+        # Lanes, or the warp of a producer, may come here apart, so the barrier is not the aligned one.
+        T.ptx.barrier.cluster.arrive.release()
+        T.ptx.barrier.cluster.wait.acquire()
 
 
 @T.inline

@@ -20,6 +20,10 @@ VECTOR = VECTOR_BYTES // 2
 """Elements that a lane copies with one cp.async."""
 
 
+MOST_PAGES = 8
+"""Pages of a block whose numbers a lane holds in registers."""
+
+
 @dataclass(frozen=True)
 class Copy:
     """How a warp copies the rows of a block of keys or values: lanes by rows and by vectors of a row."""
@@ -101,9 +105,13 @@ class DecodeKernel(CacheAttention):
         return self.spec.dtype == "bfloat16"
 
     @property
-    def page_per_block(self) -> bool:
-        """Say whether all keys of a block are in one page."""
-        return self.spec.page_size % self.params.block_n == 0
+    def pages_per_block(self) -> int:
+        """Return how many pages a block of keys is in, whose numbers lanes hold; 0 where each row's is looked up, or there are none."""
+        page, block = self.spec.page_size, self.params.block_n
+        if page == 0 or (page % block and block % page):
+            return 0
+        pages = max(1, block // page)
+        return pages if pages <= MOST_PAGES else 0
 
     @property
     def prefetched_rows(self) -> int:

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.compiler.intrinsics.int4_dot import cp_async_source, prefetch_source
 from kerneldecl.templates.gpu.attention_decode_config import VECTOR, Copy
-from kerneldecl.templates.gpu.attention_decode_warp import Warp
+from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES, Warp
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 LINE_BYTES = 128
@@ -52,10 +52,10 @@ def _copy_piece(warp, operand, row, part, at):
 
 
 @T.inline
-def _copy_rows(warp, operand, key, stage, page):
+def _copy_rows(warp, operand, key, stage, pages):
     """Start a warp's copies of its share of a block that begins at a key: every so many-th piece of 32 vectors."""
     kernel, copy, columns = meta_vars((warp.kernel, operand.copy, operand.copy.columns))
-    warps_m = T.meta_var(kernel.params.warps_m)
+    warps_m, page_size = T.meta_var((kernel.params.warps_m, kernel.spec.page_size))
     stride, head = meta_vars((kernel.row_stride(columns), warp.place[1] * kernel.head_stride(columns)))
     pieces = T.meta_var(kernel.params.block_n // copy.rows * copy.parts)
     for i in T.unroll(-(-pieces // warps_m)):
@@ -63,37 +63,65 @@ def _copy_rows(warp, operand, key, stage, page):
         row = T.meta_var(piece // copy.parts * copy.rows + warp.lane // copy.lanes_per_row)
         if piece < pieces:
             at: T.int32 = T.min(key + row, warp.length - 1)
-            outer: T.int32 = page
-            if kernel.spec.page_size > 0:
-                if not kernel.page_per_block:
-                    outer = warp.args.table[warp.place[0] * kernel.spec.table_columns + at // kernel.spec.page_size]
-                at = at % kernel.spec.page_size
+            outer: T.int32 = warp.place[0]
+            if page_size > 0:
+                if kernel.pages_per_block == 0:
+                    outer = warp.args.table[warp.place[0] * kernel.spec.table_columns + at // page_size]
+                else:
+                    outer = pages[0]
+                    for each in T.unroll(kernel.pages_per_block - 1):
+                        outer = T.Select(row // page_size == each + 1, pages[each + 1], outer)
+                at = at % page_size
             first: T.int64 = T.cast(outer, "int64") * kernel.outer_stride(columns) + T.cast(head + at * stride, "int64")
             _copy_piece(warp, operand, row, piece % copy.parts, (key + row, stage, first))
 
 
-@T.inline
-def find_page(warp, block, end, page):
-    """Find out which page a block of keys is in, where it is in one: with one load, as long before its use as can be."""
-    kernel = T.meta_var(warp.kernel)
-    if kernel.spec.page_size > 0 and kernel.page_per_block:
-        if block < end:
-            column = T.meta_var(block // (kernel.spec.page_size // kernel.params.block_n))
-            page = warp.args.table[warp.place[0] * kernel.spec.table_columns + column]  # noqa: F841  the caller's
+def _key_of_lane(warp: Warp, block: Any) -> Any:
+    """Return the first key of the page whose number a lane holds: the pages of a group's blocks from this one on, in order."""
+    kernel, pages = warp.kernel, warp.kernel.pages_per_block
+    return (block + warp.lane // pages * kernel.params.groups) * kernel.params.block_n + warp.lane % pages * kernel.spec.page_size
 
 
 @T.inline
-def fetch(warp, block, end, page, stage):
-    """Start a warp's copies of a block to a stage, if there is one left, and go on to the next one."""
+def guess_pages(warp, block, found):
+    """Have lanes load the numbers of pages of a group's blocks before the sequence's length is known: some may be of no page."""
     kernel = T.meta_var(warp.kernel)
-    found = T.meta_var(operands(warp))
+    if kernel.pages_per_block > 0:
+        column = T.meta_var(T.min(_key_of_lane(warp, block) // kernel.spec.page_size, kernel.spec.table_columns - 1))
+        found[0] = warp.args.table[warp.place[0] * kernel.spec.table_columns + column]
+
+
+@T.inline
+def find_pages(warp, block, guessed, found):
+    """Have lanes load the numbers of pages of a group's next blocks, one each, long before their use, if they are not those guessed."""
+    kernel = T.meta_var(warp.kernel)
+    if kernel.pages_per_block > 0:
+        key = T.meta_var(_key_of_lane(warp, block))
+        if key >= warp.length:
+            found[0] = 0
+        elif block != guessed:
+            found[0] = warp.args.table[warp.place[0] * kernel.spec.table_columns + key // kernel.spec.page_size]
+
+
+@T.inline
+def fetch(warp, block, end, turn, pages, stage):
+    """Start a warp's copies of a block to a stage, if there is one left, and go on to the next one; its pages are the lanes' `turn`-th."""
+    kernel = T.meta_var(warp.kernel)
+    found, count = T.meta_var((operands(warp), kernel.pages_per_block))
+    numbers = T.alloc_local((max(count, 1),), "int32")
     if block < end:
-        _copy_rows(warp, found[0], block * kernel.params.block_n, stage, page)
+        for each in T.unroll(count):
+            numbers[each] = T.tvm_warp_shuffle(T.uint32(ALL_LANES), pages[0], turn * count + each, 32, 32)
+        _copy_rows(warp, found[0], block * kernel.params.block_n, stage, numbers)
         if len(found) > 1:
-            _copy_rows(warp, found[1], block * kernel.params.block_n, stage, page)
+            _copy_rows(warp, found[1], block * kernel.params.block_n, stage, numbers)
     T.ptx.cp.async_.commit_group()
     block = block + kernel.params.groups
-    find_page(warp, block, end, page)
+    if count > 0:
+        turn = turn + 1
+        if turn == WARP_LANES // count:
+            turn = 0
+            find_pages(warp, block, -1, pages)
 
 
 # ---- before the preceding kernel has ended

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining, flat_arguments
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
-from kerneldecl.templates.gpu.attention_decode_copy import fetch, find_page, prefetch_first
+from kerneldecl.templates.gpu.attention_decode_copy import fetch, find_pages, guess_pages, prefetch_first
 from kerneldecl.templates.gpu.attention_decode_products import load_queries, multiply, prepare
 from kerneldecl.templates.gpu.attention_decode_results import add_groups, leave, store
 from kerneldecl.templates.gpu.attention_decode_warp import Registers, Smem, Warp
@@ -30,14 +30,14 @@ def _meet_group(warp):
 
 
 @T.inline
-def stream(warp, begin, end):
+def stream(warp, begin, end, guessed, pages):
     """Go through a group's blocks of keys: wait for one, fetch the one `stages - 1` further into the freed stage, multiply."""
     params = T.meta_var(warp.kernel.params)
     fetched: T.int32 = begin + warp.group
-    page: T.int32 = warp.place[0]
-    find_page(warp, fetched, end, page)
+    turn: T.int32 = 0
+    find_pages(warp, fetched, guessed, pages)
     for s in T.unroll(params.stages - 1):
-        fetch(warp, fetched, end, page, warp.first_stage + s)
+        fetch(warp, fetched, end, turn, pages, warp.first_stage + s)
     load_queries(warp)
     prepare(warp)
     block: T.int32 = begin + warp.group
@@ -47,7 +47,7 @@ def stream(warp, begin, end):
         _meet_group(warp)
         # Into the stage that all have finished reading.
         freed = T.meta_var(T.Select(slot == 0, params.stages - 1, slot - 1))
-        fetch(warp, fetched, end, page, warp.first_stage + freed)
+        fetch(warp, fetched, end, turn, pages, warp.first_stage + freed)
         multiply(warp, block, warp.first_stage + slot)
         slot = T.Select(slot == params.stages - 1, 0, slot + 1)
         block = block + params.groups
@@ -90,17 +90,21 @@ def _run(kernel, args, workspace, ids):
     length: T.int32 = spec.keys
     split = T.meta_var(part * params.cluster + rank)
     warp = T.meta_var(Warp(kernel=kernel, args=args, smem=smem, registers=registers, place=place, length=length, ids=(number, lane)))
+    # Where a group begins if the sequence has all keys that it may have, or the only part.
+    guessed = T.meta_var(-(-spec.keys // params.block_n) * split // params.split_k + warp.group)
     if kernel.pdl:
         # The next kernel may start as soon as SMs have room: it waits, as this one does, until its preceding kernel has ended.
         T.ptx.griddepcontrol.launch_dependents()
-        prefetch_first(warp, -(-spec.keys // params.block_n) * split // params.split_k + warp.group)
+        prefetch_first(warp, guessed)
         T.ptx.griddepcontrol.wait()
+    pages = T.alloc_local((1,), "int32")
+    guess_pages(warp, guessed, pages)
     if kernel.has_lengths:
         length = T.max(T.min(args.lengths[place[0]], spec.keys), 0)
     blocks = T.meta_var((length + (params.block_n - 1)) // params.block_n)
     begin: T.int32 = blocks * split // params.split_k
     end: T.int32 = blocks * (split + 1) // params.split_k
-    stream(warp, begin, end)
+    stream(warp, begin, end, guessed, pages)
     leave(warp)
     add_groups(warp)
     store(warp, workspace, unit, part, rank)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.gpu.attention_decode_combine import finite
+from kerneldecl.templates.gpu.attention_decode_combine import finite, meet
 from kerneldecl.templates.gpu.attention_decode_warp import ALL_LANES
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
@@ -86,16 +86,6 @@ def _load(kernel, buffer, index, rank, registers, count):
 
 
 @T.inline
-def _meet_cluster(kernel):
-    if kernel.params.cluster == 1:
-        T.cuda.cta_sync()
-    else:
-        # Lanes may come here apart, so the barrier is not the aligned one.
-        T.ptx.barrier.cluster.arrive.release()
-        T.ptx.barrier.cluster.wait.acquire()
-
-
-@T.inline
 def _add_blocks(warp, row, column, found):
     """Add up an element pair of a row over the thread blocks of a cluster; `found` gets both, the sum of powers, and the maximum."""
     kernel, smem = T.meta_var((warp.kernel, warp.smem))
@@ -124,7 +114,7 @@ def store(warp, workspace, unit, part, rank):
     batch, head, first = meta_vars(warp.place)
     pairs = T.meta_var(params.block_rows * columns // 2)
     found = T.alloc_local((4,), "float32")
-    _meet_cluster(kernel)
+    meet(params.cluster)
     for i in T.serial(-(-pairs // (params.threads * params.cluster))):
         at = T.meta_var((i * params.cluster + rank) * params.threads + warp.thread)
         row, column = meta_vars((at // (columns // 2), at % (columns // 2) * 2))
@@ -143,4 +133,4 @@ def store(warp, workspace, unit, part, rank):
                     workspace.stats[unit, part, row, 1] = found[2]
     if params.cluster > 1:
         # No thread block leaves while others still read its shared memory.
-        _meet_cluster(kernel)
+        meet(params.cluster)

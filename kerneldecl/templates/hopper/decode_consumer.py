@@ -300,9 +300,9 @@ def go_through_pairs(consumer):
     span = T.meta_var(consumer.span)
     for i in T.serial(span.end - span.begin):
         if consumer.parity == 0:
-            _first_pair(consumer, span.pair(i))
+            _first_pair(consumer, span.begin + i)
         else:
-            _second_pair(consumer, span.pair(i))
+            _second_pair(consumer, span.begin + i)
 
 
 def consumer_of(kernel: WgmmaDecodeKernel, smem: Smem, span: Span, parity: int, ids: tuple[Any, Any]) -> Consumer:

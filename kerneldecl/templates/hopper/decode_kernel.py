@@ -12,26 +12,13 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.analysis.wgmma_decode import BLOCK_KEYS, CONSUMERS, MAXNREG
-from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining, flat_arguments
+from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining, flat_arguments, meet
 from kerneldecl.templates.hopper.decode_config import WgmmaDecodeKernel
 from kerneldecl.templates.hopper.decode_consumer import consumer_of, go_through_pairs, prepare
 from kerneldecl.templates.hopper.decode_producer import Smem, Span, produce
 from kerneldecl.templates.hopper.decode_results import add_consumers, load_queries, store_parts, store_results
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.tma import ENCODE
-
-SHIFT = 5
-"""Pairs of blocks between the first ones of neighbouring sequences."""
-
-
-@T.inline
-def _meet_cluster(kernel):
-    if kernel.params.cluster == 1:
-        T.cuda.cta_sync()
-    else:
-        # The producer warp may come here in parts, so the barrier is not the aligned one.
-        T.ptx.barrier.cluster.arrive.release()
-        T.ptx.barrier.cluster.wait.acquire()
 
 
 @T.inline
@@ -66,7 +53,7 @@ def _run(kernel, maps, args, workspace, ids):
     full.init(1)
     empty.init(4 * params.cluster)
     T.ptx.fence.mbarrier_init.release.cluster()
-    _meet_cluster(kernel)
+    meet(params.cluster)
     if kernel.pdl:
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
@@ -78,8 +65,7 @@ def _run(kernel, maps, args, workspace, ids):
     pairs = T.meta_var((length + (CONSUMERS * BLOCK_KEYS - 1)) // (CONSUMERS * BLOCK_KEYS))
     begin: T.int32 = pairs * part // params.split_k
     end: T.int32 = pairs * (part + 1) // params.split_k
-    shift: T.int32 = (place[0] * spec.kv_heads + place[1]) * SHIFT % T.max(end - begin, 1)
-    span = T.meta_var(Span(place, rank, length, begin, end, shift if params.rotate == 1 else None))
+    span = T.meta_var(Span(place, rank, length, begin, end))
     producer_registers, consumer_registers = meta_vars(MAXNREG)
     if group == 0:
         T.ptx.setmaxnreg.dec.sync.aligned.u32(producer_registers)
@@ -95,7 +81,7 @@ def _run(kernel, maps, args, workspace, ids):
         _consume(kernel, smem, span, args, (1, (warp, lane), (workspace, unit, part)))
     if params.cluster > 1:
         # No CTA leaves while others still write to its stages or arrive at its barriers.
-        _meet_cluster(kernel)
+        meet(params.cluster)
 
 
 def build(kernel: WgmmaDecodeKernel) -> tvm.IRModule:

@@ -45,14 +45,6 @@ class Span(NamedTuple):
     begin: Any
     """First of its pairs of blocks."""
     end: Any
-    shift: Any
-    """How many pairs after the first one it begins with: less than it has; None for none."""
-
-    def pair(self, i: Any) -> Any:
-        """Return the pair of blocks that comes at a place of the CTA's order."""
-        if self.shift is None:
-            return self.begin + i
-        return self.begin + T.Select(i + self.shift < self.end - self.begin, i + self.shift, i + self.shift - (self.end - self.begin))
 
 
 def _rows_of(kernel: WgmmaDecodeKernel, span: Span, block: Any, first: Any, page: Any) -> tuple[Any, Any]:
@@ -127,12 +119,12 @@ def produce(kernel, smem, maps, table, span):
     pages = T.alloc_local((CONSUMERS * kernel.boxes,), "int32")
     ahead = T.alloc_local((CONSUMERS * kernel.boxes,), "int32")
     if kernel.spec.page_size > 0:
-        _find_pages(kernel, table, span, span.pair(0), ahead)
+        _find_pages(kernel, table, span, span.begin, ahead)
     for i in T.serial(span.end - span.begin):
         if kernel.spec.page_size > 0:
             for each in T.unroll(CONSUMERS * kernel.boxes):
                 pages[each] = ahead[each]
-            _find_pages(kernel, table, span, span.pair(i + 1), ahead)
+            _find_pages(kernel, table, span, span.begin + i + 1, ahead)
         for parity in T.unroll(CONSUMERS):
-            _load_block(kernel, smem, maps, (state, parity, span.pair(i), span), pages)
+            _load_block(kernel, smem, maps, (state, parity, span.begin + i, span), pages)
         state.advance()

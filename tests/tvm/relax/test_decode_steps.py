@@ -84,6 +84,12 @@ def _following(tokens: int) -> tuple[Any, tuple[Any, ...]]:
     return _Step(writes=True, follows=True), (torch.randn(1, tokens, 64), torch.tensor([PAST]), *_caches(KEYS))
 
 
+def _benchmarked() -> tuple[Any, tuple[Any, ...]]:
+    from bench_support.models.zoo import llama_step
+
+    return llama_step(KEYS - 1, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
+
+
 DECODE = {"batch": 1, "heads": 4, "kv_heads": 2, "keys": KEYS, "head_dim": 16}
 PLAIN, MASKED = {"rule": "attention"}, {"rule": "attention", "mask": True}
 STEPS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
@@ -91,6 +97,7 @@ STEPS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "grows by four": (lambda: _grown(4), PLAIN | {"queries": 4, "causal": True}, PLAIN | {"causal": True}),
     "written": (lambda: _written([PAST]), DECODE | {"rule": "attention_decode", "queries": 1}, MASKED),
     "written by three that follow": (lambda: _following(3), DECODE | {"rule": "attention_decode", "queries": 3}, MASKED),
+    "written, in the benchmark": (_benchmarked, DECODE | {"rule": "attention_decode", "queries": 1}, MASKED),
     "written by three": (lambda: _written([PAST, 2, 11]), MASKED | {"queries": 3}, MASKED),
 }
 """A step, what its attention is on an H200 in float16, and on the host."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulation import EmulationError, emulate, host
+from emulation import EmulationError, host
 from support.attention_decode_cases import DECODE, DECODES, PLAIN, PLAIN_ATTENTION, SMALL
 from support.compilers import needs_nvcc
+from support.emulated_decode import H200, decoded
 from support.repository import REPOSITORY
 from support.thinned import at, only
 
@@ -24,7 +25,6 @@ from kerneldecl.policies import gpu_attention_decode as policy
 from kerneldecl.templates import gpu_attention_decode
 from kerneldecl.toolchain import nvcc
 
-H200 = load_arch(REPOSITORY, "h200")
 LLAMA = {"batch": 8, "heads": 32, "kv_heads": 8, "keys": 4096, "head_dim": 128}
 LATENT = {"batch": 2, "heads": 16, "kv_heads": 1, "keys": 1024, "head_dim": 576, "value_dim": 512, "latent": True, "page_size": 64}
 
@@ -34,13 +34,7 @@ def rule_of(name: str, attrs: dict[str, Any]) -> Any:
 
 
 def results(rule: Any, params: dict[str, Any], inputs: list[Any], seed: int = 1) -> Any:
-    """Return what the kernels make of the inputs on the emulated GPU; they must leave them as they are."""
-    mod = gpu_attention_decode.apply(canonical.lower(rule), PLAIN | params, H200)
-    assert mod is not None
-    (out,) = rule.signature().outputs
-    *after, got = emulate(mod["main"], *inputs, np.full(out.shape, np.nan, inputs[0].dtype), seed=seed)
-    assert all(one.tobytes() == other.tobytes() for one, other in zip(after, inputs, strict=True))
-    return got
+    return decoded(gpu_attention_decode, rule, PLAIN | params, inputs, seed)
 
 
 @needs_nvcc
