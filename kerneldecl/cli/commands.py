@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 
 from kerneldecl.cli.build import build, measure
+from kerneldecl.cli.compare import compare
 from kerneldecl.cli.deploy import bench, compile_command
 from kerneldecl.cli.deploy import run as run_command
 from kerneldecl.cli.export import export
@@ -131,5 +132,24 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
 
 _MODELS = (bench, compile_command, run_command)
-for _command in (build, cache, check, diff, doctor, export, extract, gate, init, measure, plan, query, schema, show, verify, why, *_MODELS):
+for _command in (
+    build,
+    cache,
+    check,
+    compare,
+    diff,
+    doctor,
+    export,
+    extract,
+    gate,
+    init,
+    measure,
+    plan,
+    query,
+    schema,
+    show,
+    verify,
+    why,
+    *_MODELS,
+):
     main.add_command(_command)

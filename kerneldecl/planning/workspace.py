@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl.declare.document import Declaration, declare, declare_policy
 from kerneldecl.errors import DeclarationError, StaleError
@@ -91,10 +91,10 @@ def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
         raise
 
 
-def with_policy(workspace: Workspace, text: str) -> Workspace:
-    """Return a workspace whose entries all have another policy, given as workloads.toml has it; raise DeclarationError for a mistake."""
+def with_policy(workspace: Workspace, value: Any, option: str = "--policy") -> Workspace:
+    """Return a workspace whose entries all have another policy, a value as workloads.toml has it; raise DeclarationError for a mistake."""
     declaration = workspace.declaration
-    workloads = declare_policy(workspace.sources, text, declaration)
+    workloads = declare_policy(workspace.sources, value, declaration, option)
     fresh = workspace_of(workspace.sources, replace(declaration, workloads=workloads))
     return replace(fresh, root=workspace.root, is_overridden=True)
 

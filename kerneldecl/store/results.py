@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kerneldecl.errors import ArtifactError
@@ -143,8 +142,8 @@ class Proposed(NamedTuple):
     proposals: Sequence[Proposal]
     searches: bool
     turn: int = 0
-    options: Json = MappingProxyType({})
-    """Options of a tuner, defaults filled in; empty where the policy is none."""
+    options: Json | None = None
+    """Options of a tuner, defaults filled in, of which it may have none; None where the policy is no tuner."""
     templates: Sequence[str] = ()
     """Templates that later proposals may name."""
 
@@ -165,7 +164,8 @@ def _group_json(group: Proposed) -> dict[str, Any]:
         "searches": group.searches,
         "text": _compact(listed),
     }
-    more = {"turn": group.turn, "options": json.dumps(dict(group.options), separators=(",", ":"), sort_keys=True) if group.options else ""}
+    is_tuner = group.options is not None
+    more = {"turn": group.turn, "options": json.dumps(group.options, separators=(",", ":"), sort_keys=True) if is_tuner else ""}
     return {**found, **{name: value for name, value in more.items() if value}}
 
 

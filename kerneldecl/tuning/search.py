@@ -68,6 +68,9 @@ def tune(
         built = build_all(task, proposals, runner, on_progress, preparation.start_for, answers)
         _keep_libraries(task, [t for t in built if t.code_digest and known(task, t.code_digest, store) is None], runner)
         trials = measure(task, built, preparation, runner, store, on_progress)
+        on_progress(
+            "timed", sum(bool(t.samples) for t in trials), len(trials), min((t.run_secs for t in trials if t.samples), default=None)
+        )
         again = {trial.candidate for trial in trials if trial.code_digest and is_by_machine(trial)}  # builds were tried again before
         if not again or is_second:
             return trials
