@@ -272,7 +272,7 @@ def _telling(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial], Se
     options = {group.policy: group.options for group in task.groups}
 
     def tell(part: Round, others: Sequence[Trial], trials: Sequence[Trial]) -> None:
-        if options.get(part.policy) and trials:
+        if part.searches and options.get(part.policy) and trials:
             request = task.next_request(part.policy, options[part.policy], [*others, *trials])
             runner.measure({**request, "is_over": True}, SEARCH_SECS)
 

@@ -212,3 +212,47 @@ print(min(float(secs) for secs in best.run_secs))
 """
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, cwd=space.root, check=True)
     return float(done.stdout)
+
+
+LARGER = """
+[[workload]]
+name = "larger"
+rule = "matmul"
+m = 48
+n = 32
+k = 16
+policy = { name = "nearest", count = 2 }
+"""
+
+
+def test_what_was_fastest_for_another_shape_is_tried_and_the_record_says_whose_it_was(make: Make) -> None:
+    space = make('{ name = "random", trials = 6, seed = 1 }')
+    space.run("build")
+    first, before = tuned(space), measured(space)
+    source = max(space.records("tune"), key=lambda path: path.stat().st_mtime_ns).stem
+    space.write({"workloads.toml": space.read("workloads.toml") + LARGER})
+    space.run("build")
+    assert tuned(space)["policy"] == "nearest"
+    assert 1 <= len(trials_of(space)) <= 2  # where six were drawn
+    assert len(measured(space)) <= len(before) + 2
+    winner = tuned(space)["winner"]
+    assert winner["template"] == first["winner"]["template"]
+    assert tuned(space)["idea_of"]["record"] == source
+    assert tuned(space)["idea_of"]["arguments"] == "float32 24x16, 16x32 -> 24x32"
+    assert space.run_json("show", "larger")["idea_of"]["entry"] == "mm@host"
+    assert "configuration of mm@host, measured for float32 24x16, 16x32 -> 24x32 on" in space.run("show", "larger").stdout
+
+
+def test_what_is_recorded_later_changes_no_list_until_it_is_asked_for(make: Make) -> None:
+    space = make('["nearest", { name = "random", trials = 2, seed = 1 }]')
+    space.write({"workloads.toml": space.read("workloads.toml") + LARGER.replace("{ name", '["auto", { name').replace("2 }", "2 }]")})
+    space.run("build")  # neither knows of the other yet
+    lists = {path.name for path in space.records("propose")}
+    assert "2 up to date" in space.run("build").stdout
+    assert {path.name for path in space.records("propose")} == lists
+    space.edit("workloads.toml", 'name = "larger"', 'name = "larger"\ngeneration = 1')
+    space.run("build")
+    (new,) = (path for path in space.records("propose") if path.name not in lists)
+    groups = json.loads(new.read_text(encoding="utf-8"))["result"]["groups"]
+    (nearest,) = (group for group in groups if group["policy"] == "nearest")
+    assert len(json.loads(nearest["sources"])) == nearest["count"] > 0
