@@ -5,8 +5,14 @@ Knows nothing of how entries are built.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,6 +44,7 @@ _BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", 
     help="What to do with the shared cache, instead of the declared mode.",
 )
 @click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
+@click.option("--best-so-far", is_flag=True, help="On Ctrl-C, link the best that was found until then; a second one ends at once.")
 @json_option
 @click.pass_obj
 def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> int:
@@ -69,12 +76,39 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
-        with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
-            done = run_build(workspace, patterns, asked, report)
+        with (
+            display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report,
+            _interrupts(is_best_wanted=options["best_so_far"]) as is_interrupted,
+        ):
+            done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), report)
         found = summary.build_json(done)
     if options["as_json"] or not settings.quiet:
         print_result(options["as_json"], found, summary.build_text)
+    if done.is_interrupted:
+        return ExitCode.INTERRUPTED
     return ExitCode.FAILED if done.failures else ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _interrupts(*, is_best_wanted: bool) -> Iterator[Callable[[], bool] | None]:
+    """Provide what says whether the user has interrupted the build and wants what is there; None where an interrupt ends it at once."""
+    if not is_best_wanted:
+        yield None
+        return
+    interrupted, before = threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupted.is_set() and callable(before):
+            before(number, frame)
+        interrupted.set()
+        # Not through a stream, which may be half through a line of its own.
+        os.write(2, b"interrupted: the batch under way is finished and the best so far is linked; a second interrupt ends at once\n")
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @click.command()

@@ -12,6 +12,7 @@ from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.local import in_order
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import known_of
+from kerneldecl.store.overlay import Overlay
 from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.earlier import Known
 from kerneldecl.tuning.events import Finished
@@ -23,6 +24,8 @@ from kerneldecl.tuning.task import BUILD_SECS, Task
 
 OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")
 """Fields of a tune record that tell of the device that has measured."""
+INTERRUPTED = "interrupted before any candidate of it was right; the next build goes on"
+"""Why an entry is not in the artifact of an interrupted build."""
 RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
 """Recorded in place of a device that is not here: others have measured on it, the candidates then were those that there are now."""
 
@@ -30,6 +33,9 @@ RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
 def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -> bool:
     """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
     action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
+    if winner is None and outcome.is_cut:
+        session.fail(action, INTERRUPTED)
+        return False
     if winner is None:
         _make_way(session, entry)
         session.fail(action, why_no_winner(outcome.trials), outcome.trials)
@@ -44,8 +50,14 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -
         outcome = outcome._replace(policy=source.policy)
     session.workspace.check_current()
     device = _device(session, task, winner, source)
-    _make_way(session, entry)
-    write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
+    if outcome.is_cut:
+        overlay = Overlay(session.workspace.store)
+        write_result(overlay, action.manifest, task, outcome, blobs, device)
+        session.interim |= {record.key: record for record in overlay.records.values()}
+        session.tuned_again.add(action.key)
+    else:
+        _make_way(session, entry)
+        write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
     figure = duration(winner.run_secs) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True

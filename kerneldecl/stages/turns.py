@@ -87,7 +87,7 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
     prefetched: list[Prefetched | None] = []
     try:
         for index, (entry, task) in enumerate(zip(waiting, tasks, strict=True)):
-            if session.is_over:
+            if session.is_over or session.is_interrupted:
                 break
             for at in range(len(prefetched), min(index + 1 + PREFETCHED_ENTRIES, len(tasks))):
                 may_build = all(each.arch.gpu for each in tasks[index : at + 1])

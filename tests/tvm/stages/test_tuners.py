@@ -137,6 +137,62 @@ def test_a_build_that_was_killed_goes_on_where_it_was(make: Make) -> None:
     assert computes(space)
 
 
+OTHER = """
+[[workload]]
+name = "other"
+rule = "matmul"
+m = 8
+n = 32
+k = 16
+policy = { name = "exhaustive", trials = 48 }
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupted_build_leaves_an_artifact_of_the_best_so_far_where_that_is_asked_for(make: Make) -> None:
+    space = make('{ name = "exhaustive", trials = 48 }')
+    space.write({"workloads.toml": space.read("workloads.toml") + OTHER})
+    process = space.start("build", "--best-so-far", "--json")
+    end = time.monotonic() + 120
+    while not measured(space) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    found = json.loads(out)
+    assert found["interrupted"] == ["mm@host"]
+    assert found["failed"] == [
+        {"entry": "other@host", "reason": "interrupted before any candidate of it was right; the next build goes on"}
+    ]
+    assert "interrupted: the batch under way is finished and the best so far is linked" in err
+    assert computes(space)
+    assert set(kerneldecl.load(space.artifact())) == {"mm"}
+    assert not space.records("tune")
+    before = measured(space)
+    assert 0 < len(before) < 48
+    space.run("build")
+    assert before.items() <= measured(space).items()
+    assert [len(json.loads(path.read_text(encoding="utf-8"))["result"]["trials"]) for path in space.records("tune")] == [48, 48]
+    assert set(kerneldecl.load(space.artifact())) == {"mm", "other"}
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_build_at_once(make: Make) -> None:
+    space = make('{ name = "exhaustive", trials = 200 }')
+    process = space.start("build", "--best-so-far")
+    end = time.monotonic() + 120
+    while not measured(space) and time.monotonic() < end:
+        time.sleep(0.05)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    begun = time.monotonic()
+    process.communicate(timeout=60)
+    assert time.monotonic() - begun < 10
+    assert process.returncode == 130
+    assert not list(space.root.glob("dist/*/host"))
+
+
 @pytest.mark.slow
 def test_a_search_ends_at_the_share_of_the_peak_that_is_asked_for(make: Make) -> None:
     space = make('{ name = "exhaustive", stop_at = 0.00001 }')
