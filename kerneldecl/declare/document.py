@@ -14,6 +14,7 @@ from typing import Any
 import tomli
 
 from kerneldecl.declare.limits import LIMITS, limits_of
+from kerneldecl.declare.policies import SHARED, shared_budget
 from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
@@ -46,7 +47,7 @@ from kerneldecl.store.keys import digest
 from kerneldecl.store.remote import SharedCache
 from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
-_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "limits", "cache", "trust", "workload")
+_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "budget", "limits", "cache", "trust", "workload")
 
 Document = Mapping[str, Any]
 
@@ -178,6 +179,7 @@ def scope_of(root: Path, document: Document) -> Scope:
         rules=plugin_names("rules", root),
         defaults=settings(defaults, Settings(targets)),
         archs={name: table["arch"] for name, table in _table(document, "target").items() if _has_arch(table)},
+        shared_budget=shared_budget(_table(document, "budget")),
         timings={name: table["timing"] for name, table in _table(document, "target").items() if _has_timing(table)},
     )
 
@@ -221,6 +223,7 @@ def _document_findings(document: Document, root: Path, scope: Scope) -> Iterator
     yield from _table_findings(document, ("toolchain",), TOOLCHAIN)
     yield from _table_findings(document, ("defaults",), SETTINGS)
     yield from _table_findings(document, ("limits",), LIMITS)
+    yield from _table_findings(document, ("budget",), SHARED, required=SHARED if "budget" in document else ())
     yield from _cache_findings(document)
     yield from _target_findings(document, root)
     found = scope.settings_findings(_table(document, "defaults"))

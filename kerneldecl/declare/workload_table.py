@@ -30,6 +30,7 @@ from kerneldecl.declare.toml_keys import (
 )
 from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
+from kerneldecl.limits import Budget
 from kerneldecl.model import Policy, Value, Workload
 from kerneldecl.plugins.check import specialize_problem
 from kerneldecl.plugins.load import blamed, kind_of
@@ -51,6 +52,8 @@ class Scope:
     defaults: Settings
     archs: Mapping[str, str] = field(default_factory=dict)
     """Arch of each target."""
+    shared_budget: Budget = ()
+    """What all entries together may take."""
     timings: Mapping[str, str] = field(default_factory=dict)
     """How kernels are timed for the targets that say so."""
     loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
@@ -140,7 +143,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 line=line,
                 generation=table.get("generation", 0),
                 specialize=table.get("specialize", ""),
-                budget=chosen.budget,
+                budget=tuple(sorted((*chosen.budget, *scope.shared_budget))),
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
                 timing=scope.timing(table, target),
             )

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.limits import BUDGET
+from kerneldecl.limits import BUDGET, SHARED_SECONDS
 from kerneldecl.model import SPECIALIZE, Arch, Workload, uses
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.causes import Cause
@@ -126,7 +126,7 @@ def _link_cause(target: str, line: Line, gone: Mapping[str | None, str], entries
     return Cause(f"entry {entry}", ", ".join(differing) or "another kernel, or what is said of it")
 
 
-_LIMITS = frozenset(f"search.budget.{name}" for name in BUDGET)
+_LIMITS = frozenset(f"search.budget.{name}" for name in (*BUDGET, SHARED_SECONDS))
 _DECLARED = _LIMITS | {"search.tolerance", "search.generation", "search.turns", "nan", "top_k", "asked", "generation"}
 """Lines of manifests that stand in workloads.toml as they are."""
 

@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from kerneldecl.limits import SHARED_SECONDS
 from kerneldecl.model import SPECIALIZE
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.conclude import conclude
+from kerneldecl.stages.deal import deal
 from kerneldecl.stages.exchange import in_own_order, is_left_to_another, not_tuned_by_others, was_tuned_elsewhere
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
 from kerneldecl.tuning.events import Note
+from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.search import request_first, tune
 from kerneldecl.tuning.task import Answers, Task
 
@@ -54,9 +57,24 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
 
     with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
         here = in_own_order(session, [entry for entry in waiting if not is_tuned(entry)])
+        if seconds := _shared_seconds(here):
+            _deal(session, [entry for entry in here if not was_tuned_elsewhere(session, entry)], seconds, folder)
+            return
         for entry in not_tuned_by_others(session, _tune_here(session, here, folder)):
             for turn in _turns(session, [entry], folder):
                 _tune_entry(session, turn)
+
+
+def _shared_seconds(waiting: Sequence[EntryPlan]) -> float:
+    """Return how many seconds the searches of all entries may take together; 0 where each has its own."""
+    return max((dict(entry.workload.budget).get(SHARED_SECONDS, 0.0) for entry in waiting), default=0.0)
+
+
+def _deal(session: Session, waiting: Sequence[EntryPlan], seconds: float, folder: Path) -> None:
+    """Tune entries batch by batch, each where it is worth most."""
+    tasks = [with_known(session, entry, task_of(session, entry, folder / str(index))) for index, entry in enumerate(waiting)]
+    for entry, task, outcome in deal(session, list(zip(waiting, tasks, strict=True)), seconds):
+        _conclude(session, entry, task, outcome)
 
 
 def _tune_here(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[EntryPlan]:
@@ -99,8 +117,12 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
 
 
 def _tune_entry(session: Session, turn: Turn) -> None:
-    entry, task, on_progress = turn.entry, turn.task, reporter(session, turn.entry)
-    outcome = tune(task, session.runner, session.workspace.store, on_progress, turn.prefetched, turn.next_task)
+    on_progress = reporter(session, turn.entry)
+    outcome = tune(turn.task, session.runner, session.workspace.store, on_progress, turn.prefetched, turn.next_task)
+    _conclude(session, turn.entry, turn.task, outcome)
+
+
+def _conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -> None:
     for failed in (t for t in outcome.trials if t.candidate.template == SPECIALIZE and t.failure):
         session.report(Note(f"{entry.entry}: {failed.candidate} of {entry.workload.specialize}: {failed.failure}"))
     conclude(session, entry, task, outcome)

@@ -177,6 +177,22 @@ def test_an_interrupted_build_leaves_an_artifact_of_the_best_so_far_where_that_i
 
 
 @pytest.mark.slow
+def test_seconds_for_all_entries_are_dealt_out_and_the_next_build_has_nothing_to_do(make: Make) -> None:
+    space = make('{ name = "exhaustive", trials = 2000 }')
+    space.write({"workloads.toml": space.read("workloads.toml") + OTHER.replace("48", "2000") + "\n[budget]\nseconds = 8\n"})
+    begun = time.monotonic()
+    space.run("build")
+    assert time.monotonic() - begun < 120  # where 4000 candidates take many minutes
+    counts = [len(json.loads(path.read_text(encoding="utf-8"))["result"]["trials"]) for path in space.records("tune")]
+    assert len(counts) == 2
+    assert all(8 <= count < 2000 for count in counts)
+    assert computes(space)
+    assert "2 up to date" in space.run("build").stdout
+    space.edit("workloads.toml", "seconds = 8", "seconds = 9")
+    assert "shared_seconds" in space.run("plan").stdout
+
+
+@pytest.mark.slow
 def test_a_second_interrupt_ends_the_build_at_once(make: Make) -> None:
     space = make('{ name = "exhaustive", trials = 200 }')
     process = space.start("build", "--best-so-far")
