@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
-from kerneldecl.declare.policy_values import policy_of
+from kerneldecl.declare.policy_values import key_of, policy_of
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -127,6 +127,8 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if findings:
         return _wrong(findings, table)
     chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
+    if "policy" in table:
+        findings += (_unknown_key(name, rule) for name in key_of(chosen.policy) if name not in rule.attributes)
     workloads: list[Workload] = []
     for name, attrs in combinations(table["name"], axes, items):
         instance = _values(rule, values | attrs, name, scope.root, findings)
@@ -150,6 +152,10 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
             for target in chosen.targets
         ]
     return _wrong(findings, table) if findings else Expansion(tuple(workloads))
+
+
+def _unknown_key(name: str, rule: RuleAttributes) -> Finding:
+    return Finding.of(("policy",), *unknown("attribute", name, rule.attributes, where=f"of rule {rule.name} in the key of policy configs"))
 
 
 def _wrong(findings: list[Finding], table: Attrs) -> Expansion:

@@ -17,6 +17,7 @@ from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.conclude import conclude
 from kerneldecl.stages.deal import deal
 from kerneldecl.stages.exchange import in_own_order, is_left_to_another, not_tuned_by_others, was_tuned_elsewhere
+from kerneldecl.stages.keyed import follows, shared_by, with_shared_winner
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
@@ -72,9 +73,14 @@ def _shared_seconds(waiting: Sequence[EntryPlan]) -> float:
 
 def _deal(session: Session, waiting: Sequence[EntryPlan], seconds: float, folder: Path) -> None:
     """Tune entries batch by batch, each where it is worth most."""
-    tasks = [with_known(session, entry, task_of(session, entry, folder / str(index))) for index, entry in enumerate(waiting)]
-    for entry, task, outcome in deal(session, list(zip(waiting, tasks, strict=True)), seconds):
+    first = [entry for entry in waiting if not follows(session, entry)]
+    tasks = [with_known(session, entry, task_of(session, entry, folder / str(index))) for index, entry in enumerate(first)]
+    for entry, task, outcome in deal(session, list(zip(first, tasks, strict=True)), seconds):
         _conclude(session, entry, task, outcome)
+    following = folder / "following"
+    following.mkdir()
+    for turn in _turns(session, [entry for entry in waiting if entry not in first], following):
+        _tune_entry(session, turn)
 
 
 def _tune_here(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[EntryPlan]:
@@ -108,7 +114,7 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
             if session.is_over or session.is_interrupted:
                 break
             for at in range(len(prefetched), min(index + 1 + PREFETCHED_ENTRIES, len(tasks))):
-                may_build = all(each.arch.gpu for each in tasks[index : at + 1])
+                may_build = all(each.arch.gpu for each in tasks[index : at + 1]) and shared_by(waiting[at].workload) is None
                 prefetched.append(proposing.submit(request_first, tasks[at], session.runner).result if may_build else None)
             yield Turn(entry, task, prefetched[index], next(iter(tasks[index + 1 : index + 2]), None))
     finally:
@@ -117,8 +123,13 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
 
 
 def _tune_entry(session: Session, turn: Turn) -> None:
-    on_progress = reporter(session, turn.entry)
-    outcome = tune(turn.task, session.runner, session.workspace.store, on_progress, turn.prefetched, turn.next_task)
+    on_progress, store = reporter(session, turn.entry), session.workspace.store
+    if shared := with_shared_winner(session, turn.entry, turn.task):
+        outcome = tune(shared.task, session.runner, store, on_progress)
+        if outcome.is_cut or any(trial.samples for trial in outcome.trials if trial.candidate == shared.candidate):
+            _conclude(session, turn.entry, shared.task, outcome)
+            return  # else it is wrong for this entry, which takes part in the contest itself
+    outcome = tune(turn.task, session.runner, store, on_progress, turn.prefetched, turn.next_task)
     _conclude(session, turn.entry, turn.task, outcome)
 
 

@@ -70,7 +70,7 @@ def _of_tuner(root: Path, name: str, turn: int, options: Sequence[Any], parsed: 
     listed = _checked(root, name, tuner, "configurations", (search, _options(tuner, completed))) if hasattr(tuner, "configurations") else ()
     templates = getattr(tuner, "TEMPLATES", None) or search.templates
     if listed:
-        yield Proposed(name, listed, searches=False, turn=turn, options=_budget_of(completed))
+        yield Proposed(name, listed, searches=False, turn=turn, options=_of_list(completed))
     elif templates and not hasattr(tuner, "configurations"):
         yield Proposed(name, (), searches=True, turn=turn, options=completed, templates=templates)
 
@@ -85,12 +85,12 @@ def _of_records(
     ideas: tuple[Idea, ...] = _checked(root, name, tuner, "ideas", (search, _options(tuner, completed), recorded))
     if ideas:
         sources = [idea.source for idea in ideas]
-        yield Proposed(name, [idea.proposal for idea in ideas], False, turn, _budget_of(completed), sources=sources)
+        yield Proposed(name, [idea.proposal for idea in ideas], False, turn, _of_list(completed), sources=sources)
 
 
-def _budget_of(options: Json) -> Json | None:
-    """Return the limits among a tuner's options; None where there are none, or the list itself is the only limit."""
-    return {name: options[name] for name in BUDGET if name in options} or None
+def _of_list(options: Json) -> Json | None:
+    """Return what of a tuner's options counts beside its list: limits, and by what it is keyed; None where there is neither."""
+    return {name: options[name] for name in (*BUDGET, "key") if options.get(name)} or None
 
 
 def _options(tuner: ModuleType, options: Mapping[str, Any]) -> Any:

@@ -192,6 +192,31 @@ def test_seconds_for_all_entries_are_dealt_out_and_the_next_build_has_nothing_to
     assert "shared_seconds" in space.run("plan").stdout
 
 
+def tiles(shown: dict[str, Any]) -> list[str]:
+    """Return the values that a winner has of the grid's parameters: what the grid leaves open depends on the shape."""
+    return [part for part in shown["candidates"][0]["candidate"].split() if part.startswith("tile")]
+
+
+@pytest.mark.slow
+def test_entries_of_one_key_share_the_winner_of_the_first(make: Make) -> None:
+    grid = 'grid = { template = "cpu_matmul", tile_m = [2, 4], tile_n = [16, 32], order = ["mn"] }'
+    space = make(f'{{ name = "configs", key = ["n", "k"], {grid} }}')
+    space.edit("workloads.toml", "m = 24", "m = [24, 48]")
+    space.run("build")
+    first, second = (space.run_json("show", f"mm[m={m}]") for m in (24, 48))
+    assert len(first["candidates"]) == 4
+    assert len(second["candidates"]) == 1
+    assert tiles(second) == tiles(first)
+    assert second["idea_of"]["entry"] == "mm[m=24]@host"
+    assert not first["idea_of"]
+    assert "2 up to date" in space.run("build").stdout
+    space.edit("workloads.toml", 'key = ["n", "k"]', 'key = ["m"]')
+    space.run("build")
+    assert [len(space.run_json("show", f"mm[m={m}]")["candidates"]) for m in (24, 48)] == [4, 4]
+    space.edit("workloads.toml", 'key = ["m"]', 'key = ["rows"]')
+    assert 'unknown attribute "rows" of rule matmul in the key of policy configs' in space.run("check", code=2).stderr
+
+
 @pytest.mark.slow
 def test_a_second_interrupt_ends_the_build_at_once(make: Make) -> None:
     space = make('{ name = "exhaustive", trials = 200 }')
