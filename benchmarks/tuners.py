@@ -182,7 +182,7 @@ def beside_triton(given: argparse.Namespace, root: Path) -> Row:
 
     patterns = given.only or ["matmul_float16[*1024*]", "matmul_float16[*8192*]", "softmax", "softmax_128x10"]
     entries = entries_of(ROOT, given.target, patterns)
-    found = compared_on_gpu(entries, Settings(20, 9, given.jobs, frozenset({"triton30"})), root, judged)
+    found = compared_on_gpu(entries, Settings(given.top_k, 9, given.jobs, frozenset({"triton30"})), root, judged)
     show("Figures", found["figures"])
     return found
 
@@ -224,6 +224,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=200, help="of MetaSchedule")
     parser.add_argument("--seconds", type=float, help="most seconds of MetaSchedule's search of an entry")
     parser.add_argument("--count", type=int, default=500, help="configurations of the yardstick: all of a space that has no more")
+    parser.add_argument("--top-k", type=int, default=20, help="our candidates beside Triton")
     parser.add_argument("--limit", type=float, help="seconds after which no further entry begins")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
