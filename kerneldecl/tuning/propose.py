@@ -51,6 +51,8 @@ def propose(
                 groups += _of_tuner(Path(root), names[0], turn, options, parsed)
         except TuningError as error:
             return {"failure": f"policy {names[0]}: {error}"}
+    if not groups and len(policies) == 1 and policies[0][1] is not None and hasattr(load_module("policies", Path(root), names[0]), "ideas"):
+        return {"failure": f"policy {names[0]}: no record tells of a computation like it; name another policy behind it"}
     return groups_to_json(groups)
 
 
