@@ -120,7 +120,7 @@ def text(json: Json) -> str:
     count = len(json["entries"])
     shares = json["of_best"]
     for policy, won in json["wins"].items():
-        of_best = f", {shares[policy]:.3f} of the fastest on average" if policy in shares else ""
+        of_best = f"; geometric mean of the fastest's time by its own {shares[policy]:.3f}" if policy in shares else ""
         lines.append(f"{policy}: fastest, or as fast, on {won} of {count}{of_best}")
     return "\n".join(lines)
 

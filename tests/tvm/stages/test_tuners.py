@@ -340,6 +340,7 @@ def test_what_was_fastest_for_another_shape_is_tried_and_the_record_says_whose_i
     assert "configuration of mm@host, measured for float32 24x16, 16x32 -> 24x32 on" in space.run("show", "larger").stdout
 
 
+@pytest.mark.slow
 def test_what_is_recorded_later_changes_no_list_until_it_is_asked_for(make: Make) -> None:
     space = make('["nearest", { name = "random", trials = 2, seed = 1 }]')
     space.write({"workloads.toml": space.read("workloads.toml") + LARGER.replace("{ name", '["auto", { name').replace("2 }", "2 }]")})
