@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kerneldecl import flow
 from kerneldecl.artifact.load import Artifact, load
+from kerneldecl.compare.searches import Asked, Searched
+from kerneldecl.declare.document import value_of
 from kerneldecl.declare.select import select
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import ToolchainError, TuningError
@@ -29,6 +31,7 @@ from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import in_use
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Ran, Report, Started, Step
@@ -76,7 +79,7 @@ def frozen_workspace(root: Path, policy: str = "") -> Iterator[Workspace]:
     with snapshot(root) as sources:
         opened = open_workspace(root, sources)
         if policy:
-            opened = with_policy(opened, policy)
+            opened = with_policy(opened, value_of("--policy", policy))
         yield dataclasses.replace(opened, surroundings=before, is_current=lambda: stamp.surroundings() == before)
 
 
@@ -152,6 +155,35 @@ def _shared_store(workspace: Workspace, report: Report) -> Iterator[SharedStore 
         yield shared
     finally:
         shared.close()
+
+
+def compare_policies(
+    workspace: Workspace, patterns: Sequence[str], asked: Asked, *, jobs: int | None = None, report: Report | None = None
+) -> Iterator[Searched]:
+    """Have policies search the entries that the patterns select; yield what came of it, entry by entry.
+
+    Each has a store of its own, so none profits from another; their winners then race in one process. Nothing is kept. Raise
+    ToolchainError where an entry's device is not here.
+    """
+    say = report or _silent
+    chosen = select(workspace.declaration.workloads, patterns)
+    for workload in chosen:
+        if reason := why_not_measured_here(workspace.inputs.archs[workload.target]):
+            raise ToolchainError(f"{workload.entry}: {reason}; a comparison is measured here")
+    limited = tuple(dataclasses.replace(each, budget=tuple(sorted({**dict(each.budget), **dict(asked.budget)}.items()))) for each in chosen)
+    targets = tuple(target for target in workspace.declaration.targets if target[0] in {each.target for each in chosen})
+    declaration = dataclasses.replace(workspace.declaration, workloads=limited, targets=targets, cache=None)
+    here = host.detect().the_cpu.cores
+
+    def local() -> LocalRunner:
+        return LocalRunner(jobs or here, here, lambda text: say(Note(text)), limits=declaration.limits)
+
+    with scratch_folder() as folder:
+        contenders = {}
+        for place, (name, value) in enumerate(asked.policies.items()):
+            declared = with_policy(dataclasses.replace(workspace, declaration=declaration), value, "--policies")
+            contenders[name] = dataclasses.replace(declared, root=folder / str(place), is_current=workspace.is_current)
+        yield from flow.compare(contenders, Options(jobs=jobs), local, say, dict.fromkeys(asked.warm, workspace.store))
 
 
 def look_ahead(workspace: Workspace, selected: frozenset[str] | None = None) -> Session:

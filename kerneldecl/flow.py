@@ -5,10 +5,12 @@ Knows nothing of what the stages do. No stage calls another: each finds in the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kerneldecl.compare.searches import Searched
 from kerneldecl.planning.workspace import Workspace
+from kerneldecl.stages.contest import Contender, contest, copy_others
 from kerneldecl.stages.exchange import exchange, share_all
 from kerneldecl.stages.link import link_artifacts
 from kerneldecl.stages.lock import check_lock, write_lock
@@ -21,6 +23,7 @@ from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, m
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
 from kerneldecl.store.overlay import Overlay
+from kerneldecl.store.protocol import Store
 from kerneldecl.toolchain.linkers import Linker
 from kerneldecl.tuning.counted import Counted
 from kerneldecl.tuning.events import Report, Started
@@ -89,6 +92,28 @@ def look_ahead(workspace: Workspace, options: Options, runners: Runners, report:
             session.started_runner = Counted(runner)
             _run(session, (lower_entries, propose_entries))
     return session
+
+
+def compare(
+    contenders: Mapping[str, Workspace], options: Options, runners: Runners, report: Report, known: Mapping[str, Store]
+) -> Iterator[Searched]:
+    """Search the entries of one declaration by several policies, each in a workspace of its own; yield what came of it.
+
+    Those of which `known` has a store see what its records say of other computations.
+    """
+    with runners() as runner:
+        asked: list[Contender] = []
+        for policy, workspace in contenders.items():
+            first = make_plan(workspace)
+            session = Session(workspace=workspace, options=options, linkers={}, report=report, plan=first, first_plan=first)
+            session.started_runner = Counted(runner)
+            _run(session, (check_toolchain, lower_entries))
+            if policy in known:
+                own = {entry.lowered.computation for entry in session.plan.entries if entry.lowered}
+                copy_others(known[policy], workspace.own_store, own)
+            _run(session, (propose_entries,))
+            asked.append(Contender(policy, session))
+        yield from contest(asked, runner)
 
 
 def _run(session: Session, stages: Sequence[Stage]) -> None:

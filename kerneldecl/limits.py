@@ -12,6 +12,8 @@ MOST_TOLERANCE = 1.0
 Budget = tuple[tuple[str, float], ...]
 """Limits of a search, sorted by name: `trials`, `seconds`, and `stop_at`, the share of the device's peak at which it ends."""
 BUDGET = ("trials", "seconds", "stop_at")
+SHARED_SECONDS = "shared_seconds"
+"""The limit that stands in each entry's budget where all entries together may take so many seconds."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,14 @@ Knows nothing of how entries are built.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +22,10 @@ from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kerneldecl.planning.workspace import Workspace
+    from kerneldecl.stages.session import Options
 
 _BUILD_FLAGS = (
     *("policy", "retune", "reverify", "locked", "no_measure", "require_measured"),
@@ -56,6 +65,7 @@ _BUILD_FLAGS = (
     help="Wait so long for a worker that has the device. Default: 60.",
 )
 @click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
+@click.option("--best-so-far", is_flag=True, help="On Ctrl-C, link the best that was found until then; a second one ends at once.")
 @json_option
 @click.pass_obj
 def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> int:
@@ -68,8 +78,34 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.cli import summary
     from kerneldecl.cli.event_log import logged
     from kerneldecl.cli.progress import display
-    from kerneldecl.stages.session import Options, make_plan
+    from kerneldecl.stages.session import make_plan
     from kerneldecl.stages.suspect import suspects
+
+    asked = _asked(options)
+    with frozen_workspace(settings.root, options["policy"] or "") as opened:
+        workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
+        if options["retune"]:
+            asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
+        if options["reverify"]:
+            asked = replace(asked, reverified=suspects(make_plan(workspace).entries) - asked.retuned)
+        with (
+            display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as shown,
+            logged(shown, workspace.cache, options["events"]) as report,
+            _interrupts(is_best_wanted=options["best_so_far"]) as is_interrupted,
+        ):
+            done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), report)
+        found = summary.build_json(done)
+    _export_spans(workspace.cache)
+    if options["as_json"] or not settings.quiet:
+        print_result(options["as_json"], found, summary.build_text)
+    if done.is_interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FAILED if done.failures else ExitCode.DONE
+
+
+def _asked(options: Mapping[str, Any]) -> Options:
+    """Return how the user wants the build; raise UsageError where options exclude each other."""
+    from kerneldecl.stages.session import Options
 
     again = "--retune" if options["retune"] else "--reverify" if options["reverify"] else ""
     if again and (options["locked"] or options["no_measure"]):
@@ -77,7 +113,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         raise click.UsageError(f"{again} measures again, which goes with neither --locked nor --no-measure: leave out {other}")
     if options["no_measure"] and options["require_measured"]:
         raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
-    asked = Options(
+    return Options(
         keep_going=options["keep_going"],
         jobs=options["jobs"],
         locked=options["locked"],
@@ -88,22 +124,28 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         scheduler=options["scheduler"] or "",
         patience_secs=options["patience"],
     )
-    with frozen_workspace(settings.root, options["policy"] or "") as opened:
-        workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
-        if options["retune"]:
-            asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
-        if options["reverify"]:
-            asked = replace(asked, reverified=suspects(make_plan(workspace).entries) - asked.retuned)
-        with (
-            display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as shown,
-            logged(shown, workspace.cache, options["events"]) as report,
-        ):
-            done = run_build(workspace, patterns, asked, report)
-        found = summary.build_json(done)
-    _export_spans(workspace.cache)
-    if options["as_json"] or not settings.quiet:
-        print_result(options["as_json"], found, summary.build_text)
-    return ExitCode.FAILED if done.failures else ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _interrupts(*, is_best_wanted: bool) -> Iterator[Callable[[], bool] | None]:
+    """Provide what says whether the user has interrupted the build and wants what is there; None where an interrupt ends it at once."""
+    if not is_best_wanted:
+        yield None
+        return
+    interrupted, before = threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupted.is_set() and callable(before):
+            before(number, frame)
+        interrupted.set()
+        # Not through a stream, which may be half through a line of its own.
+        os.write(2, b"interrupted: the batch under way is finished and the best so far is linked; a second interrupt ends at once\n")
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @click.command()

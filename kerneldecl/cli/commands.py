@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 
 from kerneldecl.cli.build import build, measure
+from kerneldecl.cli.compare import compare
 from kerneldecl.cli.deploy import bench, compile_command
 from kerneldecl.cli.deploy import run as run_command
 from kerneldecl.cli.export import export
@@ -136,6 +137,7 @@ for _command in (
     build,
     cache,
     check,
+    compare,
     diff,
     doctor,
     export,

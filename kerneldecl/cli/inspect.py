@@ -149,7 +149,8 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, as_js
         print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))
         return
     last = read_state(workspace.cache / LAST_BUILD).failed
-    found = [report.show_json(e, trials_from_json(last.get(e.entry, {}).get("trials", ()))) for e in entries]
+    names = {e.tuned.key: e.entry for e in planned if e.tuned}
+    found = [report.show_json(e, trials_from_json(last.get(e.entry, {}).get("trials", ())), names) for e in entries]
     print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n\n".join(report.show_text(each, window()) for each in found))
 
 

@@ -72,7 +72,8 @@ class Lines:
 
 def step_text(step: Step) -> str:
     """Return the progress of an entry: `qkv@host: verified 7 of 20, first runs from 812 us`."""
-    best = f", first runs from {duration(step.best_secs)}" if step.best_secs else ""  # what wins is what a race of many runs finds
+    told = "best" if step.doing == "timed" else "first runs from"  # what wins is what a race of many runs finds
+    best = f", {told} {duration(step.best_secs)}" if step.best_secs else ""
     return f"{step.entry}: {step.doing} {step.done} of {step.total}{best}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kerneldecl.cli.steps import Steps
@@ -121,10 +122,10 @@ def why_text(json: Json) -> str:
     return "\n".join(lines)
 
 
-def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
+def show_json(entry: EntryPlan, failed: Sequence[Trial] = (), names: Mapping[str, str] = MappingProxyType({})) -> Json:
     """Return what is known of an entry: its computation, and every candidate, best first, with its figures.
 
-    `failed` are the candidates of the last build where none of them passed.
+    `failed` are the candidates of the last build where none of them passed; `names` gives entries by the keys of their tunings.
     """
     head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
     if entry.tuned is None:
@@ -140,6 +141,7 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
         "key": tuned.key,
         "symbol": tuned.symbol,
         "policy": tuned.policy,
+        "idea_of": _idea_json(tuned.idea_of, names),
         "tensor_cores": tuned.tensor_cores,
         "traceless": tuned.trials[0].is_traceless,
         "specialize": entry.workload.specialize,
@@ -154,6 +156,12 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
         "before": list(tuned.before),
         "candidates": [_candidate_json(trial, roofline, chosen_by) for trial in tuned.trials],
     }
+
+
+def _idea_json(source: Mapping[str, str], names: Mapping[str, str]) -> Json:
+    """Return where a winner's configuration was measured first; with the entry, where that is declared here."""
+    entry = names.get(source.get("record", ""), "")
+    return {**source, **({"entry": entry} if entry else {})}
 
 
 class Roofline(NamedTuple):
@@ -225,6 +233,9 @@ def show_text(json: Json, width: int = 0) -> str:
     lines = [*head, f"policy {json['policy']}; {work}", f"symbol {json['symbol']}"]
     if use := json["tensor_cores"]:
         lines.append(f"tensor cores: {use if use == 'used' else f'not used: {use}'}")
+    if source := json["idea_of"]:
+        measured = f"for {source.get('arguments', '?')} on {source.get('model', '?')}"
+        lines.append(f"configuration of {source.get('entry', 'record ' + source.get('record', '?')[:12])}, measured {measured}")
     if json["traceless"]:
         lines.append("the winner is a PrimFunc without a schedule trace")
     if path := json["specialize"]:

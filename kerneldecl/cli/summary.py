@@ -28,7 +28,8 @@ def build_json(done: Session) -> dict[str, Any]:
     built = [e.entry for e in chosen if ("build", e.entry) in ran and e.entry not in tuned and e.is_done]
     # Also those that were lowered or proposed for again, with the same result.
     up_to_date = [e.entry for e in chosen if e.is_done and e.entry not in {*tuned, *built}]
-    settled = {*up_to_date, *tuned, *built, *done.failures}
+    interrupted = [e.entry for e in chosen if e.action("tune").key in done.interim]
+    settled = {*up_to_date, *tuned, *built, *interrupted, *done.failures}
     unmeasured = [e.entry for e in chosen if e.is_unmeasured]
     partly = {e.entry: e.tuned.coverage for e in chosen if e.tuned and e.tuned.coverage}
     unverified = [e.entry for e in chosen if e.tuned and e.tuned.is_measured and not e.tuned.is_verified]
@@ -41,6 +42,7 @@ def build_json(done: Session) -> dict[str, Any]:
         "tuned": len(tuned),
         "built": len(built),
         "ran": _ran(done),
+        "interrupted": interrupted,
         "unmeasured": unmeasured,
         "partly_measured": partly,
         "unverified": unverified,
@@ -67,6 +69,7 @@ def build_text(found: dict[str, Any]) -> str:
     parts += [f"{found[name]} {name}" for name in ("tuned", "built") if found[name]]
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
     parts += [f"{len(found['not_reached'])} not reached (--keep-going continues after a failure)"] * bool(found["not_reached"])
+    parts += [f"{len(found['interrupted'])} interrupted"] * bool(found["interrupted"])
     parts += [f"{len(found['unmeasured'])} unmeasured"] * bool(found["unmeasured"])
     parts += [f"{len(found['partly_measured'])} partly measured"] * bool(found["partly_measured"])
     parts += [f"{len(found['unverified'])} unverified"] * bool(found["unverified"])
@@ -74,6 +77,8 @@ def build_text(found: dict[str, Any]) -> str:
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     if any(failure["reason"].startswith("none of ") for failure in found["failed"]):
         lines.append(f"`kerneldecl show ENTRY` lists its candidates; {TRY_AGAIN}")
+    if names := found["interrupted"]:
+        lines.append(f"linked by the best that was found until the interrupt, the next build goes on: {_named(names)}")
     if names := found["unmeasured"]:
         lines.append(f"unmeasured, linked by their policies' choice: {_named(names)}")
     if partly := found["partly_measured"]:

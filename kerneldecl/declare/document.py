@@ -14,6 +14,7 @@ from typing import Any
 import tomli
 
 from kerneldecl.declare.limits import LIMITS, limits_of
+from kerneldecl.declare.policies import SHARED, shared_budget
 from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
@@ -46,7 +47,7 @@ from kerneldecl.store.keys import digest
 from kerneldecl.store.remote import SharedCache
 from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
-_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "limits", "cache", "trust", "workload")
+_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "budget", "limits", "cache", "trust", "workload")
 
 Document = Mapping[str, Any]
 
@@ -103,20 +104,24 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
     )
 
 
-def declare_policy(root: Path, text: str, declaration: Declaration) -> tuple[Workload, ...]:
-    """Return a declaration's workloads with the policy that a text gives, a name or a TOML value; raise DeclarationError for a mistake."""
-    value: Any = text
-    if not is_name(text):
-        try:
-            value = tomli.loads(f"policy = {text}")["policy"]
-        except tomli.TOMLDecodeError as error:
-            sentence, hint = f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\''
-            raise DeclarationError([Problem("--policy", sentence, hint)]) from None
+def value_of(option: str, text: str) -> Any:
+    """Return what an option of the command line gives as a name or a TOML value; raise DeclarationError where it is neither."""
+    if is_name(text):
+        return text
+    try:
+        return tomli.loads(f"policy = {text}")["policy"]
+    except tomli.TOMLDecodeError as error:
+        sentence, hint = f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\''
+        raise DeclarationError([Problem(option, sentence, hint)]) from None
+
+
+def declare_policy(root: Path, value: Any, declaration: Declaration, option: str = "--policy") -> tuple[Workload, ...]:
+    """Return a declaration's workloads with another value of `policy`; raise DeclarationError, naming the option, for a mistake."""
     scope = scope_of(root, {"target": {name: {"arch": arch} for name, arch in declaration.targets}})
     findings = list(wrong_values({"policy": value}, SETTINGS))
     findings += [*scope.settings_findings({"policy": value}), *scope.kind_findings({"policy": value})]
     if findings:
-        raise DeclarationError(dict.fromkeys(replace(finding.problem, file="--policy") for finding in findings))
+        raise DeclarationError(dict.fromkeys(replace(finding.problem, file=option) for finding in findings))
     return tuple(replace(workload, policy=policy_of(value)) for workload in declaration.workloads)
 
 
@@ -174,6 +179,7 @@ def scope_of(root: Path, document: Document) -> Scope:
         rules=plugin_names("rules", root),
         defaults=settings(defaults, Settings(targets)),
         archs={name: table["arch"] for name, table in _table(document, "target").items() if _has_arch(table)},
+        shared_budget=shared_budget(_table(document, "budget")),
         timings={name: table["timing"] for name, table in _table(document, "target").items() if _has_timing(table)},
     )
 
@@ -217,6 +223,7 @@ def _document_findings(document: Document, root: Path, scope: Scope) -> Iterator
     yield from _table_findings(document, ("toolchain",), TOOLCHAIN)
     yield from _table_findings(document, ("defaults",), SETTINGS)
     yield from _table_findings(document, ("limits",), LIMITS)
+    yield from _table_findings(document, ("budget",), SHARED, required=SHARED if "budget" in document else ())
     yield from _cache_findings(document)
     yield from _target_findings(document, root)
     found = scope.settings_findings(_table(document, "defaults"))

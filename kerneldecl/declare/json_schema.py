@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kerneldecl.declare.limits import LIMITS
-from kerneldecl.declare.policies import BUDGET_KEYS
+from kerneldecl.declare.policies import BUDGET_KEYS, SHARED
 from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
 from kerneldecl.declare.shared_cache import CACHE, TRUST
 from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
@@ -42,6 +42,7 @@ def json_schema(root: Path) -> Schema:
         "toolchain": _object(_keys(TOOLCHAIN)),
         "target": {"type": "object", "minProperties": 1, "propertyNames": ARTIFACT["name"].schema, "additionalProperties": target},
         "defaults": _object(_keys(SETTINGS, policy=policies, budget=_BUDGET)),
+        "budget": _object(_keys(SHARED), required=SHARED),
         "limits": _object(_keys(LIMITS)),
         "cache": _object(_keys(CACHE), required=("url",)),
         "trust": _object(_keys(TRUST), required=TRUST),

@@ -16,7 +16,7 @@ from kerneldecl.declare.rule_attributes import Attribute, attributes_of
 from kerneldecl.declare.toml_keys import Finding, Key, is_policy
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.limits import BUDGET
+from kerneldecl.limits import BUDGET, SHARED_SECONDS, Budget
 from kerneldecl.model import Policy, Value, uses
 from kerneldecl.plugins.find import displayed, plugin_file
 from kerneldecl.plugins.load import blamed, load_module
@@ -46,6 +46,23 @@ BUDGET_KEYS: Mapping[str, Key] = {
     ),
 }
 assert tuple(BUDGET_KEYS) == BUDGET
+
+
+SHARED: Mapping[str, Key] = {
+    "seconds": Key(
+        _is_positive,
+        "a number above 0",
+        {"type": "number", "exclusiveMinimum": 0},
+        "Seconds that the searches of all entries may take together, dealt out by calls and by the time that is left to gain.",
+    ),
+}
+"""Keys of the table `[budget]`."""
+
+
+def shared_budget(table: Mapping[str, Any]) -> Budget:
+    """Return what the table `[budget]` puts into the budget of each entry; wrong values count as absent."""
+    secs = table.get("seconds")
+    return ((SHARED_SECONDS, float(secs)),) if SHARED["seconds"].is_right(secs) else ()  # type: ignore[arg-type]  # a number
 
 
 def budget_findings(budget: object) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kerneldecl.limits import Budget
-from kerneldecl.model import Options, Policy, Value, frozen
+from kerneldecl.model import Options, Policy, Value, frozen, uses
 
 Item = str | Mapping[str, Any]
 
@@ -32,6 +32,12 @@ def policy_of(value: Any) -> Policy:
 def _declared(item: Mapping[str, Any]) -> str | tuple[str, Options]:
     options = tuple(sorted((name, frozen_value(value)) for name, value in item.items() if name != "name"))
     return (str(item["name"]), options) if options else str(item["name"])
+
+
+def key_of(policy: Policy) -> tuple[str, ...]:
+    """Return the attributes by which an entry's configurations are keyed; none where each entry has its own winner."""
+    keys = (dict(use.options).get("key", ()) for use in uses(policy))
+    return next((tuple(map(str, key)) for key in keys if isinstance(key, tuple) and key), ())
 
 
 def budget_of(table: Mapping[str, Any]) -> Budget:

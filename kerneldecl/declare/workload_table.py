@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
-from kerneldecl.declare.policy_values import policy_of
+from kerneldecl.declare.policy_values import key_of, policy_of
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -30,6 +30,7 @@ from kerneldecl.declare.toml_keys import (
 )
 from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
+from kerneldecl.limits import Budget
 from kerneldecl.model import Policy, Value, Workload
 from kerneldecl.plugins.check import specialize_problem
 from kerneldecl.plugins.load import blamed, kind_of
@@ -51,6 +52,8 @@ class Scope:
     defaults: Settings
     archs: Mapping[str, str] = field(default_factory=dict)
     """Arch of each target."""
+    shared_budget: Budget = ()
+    """What all entries together may take."""
     timings: Mapping[str, str] = field(default_factory=dict)
     """How kernels are timed for the targets that say so."""
     loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
@@ -124,6 +127,8 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if findings:
         return _wrong(findings, table)
     chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
+    if "policy" in table:
+        findings += (_unknown_key(name, rule) for name in key_of(chosen.policy) if name not in rule.attributes)
     workloads: list[Workload] = []
     for name, attrs in combinations(table["name"], axes, items):
         instance = _values(rule, values | attrs, name, scope.root, findings)
@@ -140,13 +145,17 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 line=line,
                 generation=table.get("generation", 0),
                 specialize=table.get("specialize", ""),
-                budget=chosen.budget,
+                budget=tuple(sorted((*chosen.budget, *scope.shared_budget))),
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
                 timing=scope.timing(table, target),
             )
             for target in chosen.targets
         ]
     return _wrong(findings, table) if findings else Expansion(tuple(workloads))
+
+
+def _unknown_key(name: str, rule: RuleAttributes) -> Finding:
+    return Finding.of(("policy",), *unknown("attribute", name, rule.attributes, where=f"of rule {rule.name} in the key of policy configs"))
 
 
 def _wrong(findings: list[Finding], table: Attrs) -> Expansion:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.limits import BUDGET
+from kerneldecl.limits import BUDGET, SHARED_SECONDS
 from kerneldecl.model import SPECIALIZE, Arch, Workload, uses
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.causes import Cause
@@ -126,16 +126,15 @@ def _link_cause(target: str, line: Line, gone: Mapping[str | None, str], entries
     return Cause(f"entry {entry}", ", ".join(differing) or "another kernel, or what is said of it")
 
 
-_DECLARED = frozenset(
-    {"search.tolerance", "search.generation", "search.turns", "nan", "top_k", "asked", *(f"search.budget.{name}" for name in BUDGET)}
-)
+_LIMITS = frozenset(f"search.budget.{name}" for name in (*BUDGET, SHARED_SECONDS))
+_DECLARED = _LIMITS | {"search.tolerance", "search.generation", "search.turns", "nan", "top_k", "asked", "generation"}
 """Lines of manifests that stand in workloads.toml as they are."""
 
 
 def _of_candidates(policy: str, old: str | None, new: str | None) -> Cause:
     """Return what changed of what a policy proposes, of which manifests hold count and digest, or of a tuner's options."""
     options = [None if value is None else json.loads(value) for value in (old, new)]
-    if any(each and each.startswith("{") for each in options):
+    if any(each and each.startswith("{") for each in options):  # of a tuner that is asked again
         return Cause(DECLARED, f"options of {policy}", *options)
     counts = [None if value is None else value.strip('"').partition(" ")[0] for value in (old, new)]
     if counts[0] == counts[1]:

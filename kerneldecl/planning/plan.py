@@ -57,6 +57,8 @@ class Inputs:
     """Digest of each file that an entry's `specialize` names with what it imports, by path."""
     tuners: frozenset[str] = frozenset()
     """The declared policies that are tuners."""
+    readers: frozenset[str] = frozenset()
+    """Those of them that are given what records tell of like computations."""
 
 
 class Asked(NamedTuple):
@@ -194,7 +196,21 @@ def _propose_manifest(workload: Workload, lowered: Lowered, inputs: Inputs) -> s
     arch = inputs.archs[workload.target]
     digests = [inputs.plugins[use.name, arch.kind] for use in uses(workload.policy)]
     policies = digests[0] if len(digests) == 1 else {name: found for several in digests for name, found in several.items()}
-    return keys.propose_manifest(lowered.computation, arch, workload.top_k, policies, workload.policy)
+    return keys.propose_manifest(lowered.computation, arch, workload.top_k, policies, _declared(workload, inputs))
+
+
+def reads_records(workload: Workload, inputs: Inputs) -> bool:
+    """Say whether a policy of the workload is given what records tell of like computations."""
+    return any(use.name in inputs.readers for use in uses(workload.policy))
+
+
+def _declared(workload: Workload, inputs: Inputs) -> keys.Fields:
+    """Return what a list of candidates depends on of what is declared, besides the policies' digests.
+
+    What a record once told a policy stands in its list: `generation` is how it is asked to read them anew.
+    """
+    asked = {} if isinstance(workload.policy, str) else {"asked": workload.policy}
+    return {**asked, **({"generation": workload.generation} if workload.generation and reads_records(workload, inputs) else {})}
 
 
 def _asked(workload: Workload, inputs: Inputs, kind: str) -> tuple[Asked, ...]:

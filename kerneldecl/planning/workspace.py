@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl.declare.document import Declaration, declare, declare_policy
 from kerneldecl.errors import DeclarationError, StaleError
@@ -21,7 +21,7 @@ from kerneldecl.planning.sources import Named
 from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.find import shown_in
 from kerneldecl.plugins.load import load_arch, load_rule
-from kerneldecl.plugins.policy_order import is_tuner, policies_behind, ranking_policies
+from kerneldecl.plugins.policy_order import is_tuner, policies_behind, ranking_policies, reads_records
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
@@ -91,10 +91,10 @@ def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
         raise
 
 
-def with_policy(workspace: Workspace, text: str) -> Workspace:
-    """Return a workspace whose entries all have another policy, given as workloads.toml has it; raise DeclarationError for a mistake."""
+def with_policy(workspace: Workspace, value: Any, option: str = "--policy") -> Workspace:
+    """Return a workspace whose entries all have another policy, a value as workloads.toml has it; raise DeclarationError for a mistake."""
     declaration = workspace.declaration
-    workloads = declare_policy(workspace.sources, text, declaration)
+    workloads = declare_policy(workspace.sources, value, declaration, option)
     fresh = workspace_of(workspace.sources, replace(declaration, workloads=workloads))
     return replace(fresh, root=workspace.root, is_overridden=True)
 
@@ -117,6 +117,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     kinds: set[tuple[str, str]] = {(use.name, archs[w.target].kind) for w in declaration.workloads for use in uses(w.policy)}
     policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
     tuners = frozenset(policy for policy, _ in kinds if is_tuner(root, policy))
+    readers = frozenset(policy for policy in tuners if reads_records(root, policy))
     # A tuner's list depends on the policies whose space it searches.
     searched = {chosen: ranking_policies(root, *chosen) if chosen[0] in tuners else () for chosen in policies}
     keyed = {chosen: (*behind, *searched[chosen]) for chosen, behind in policies.items()}
@@ -147,6 +148,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
         template=template,
         tuners=tuners,
+        readers=readers,
         specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.

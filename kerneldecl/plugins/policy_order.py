@@ -6,6 +6,7 @@ nothing is imported of policies that take no part.
     AUTO = {"cuda": 40}       `auto` asks it for archs of this kind, those with lower numbers first
     HAS_TRACES = False        its kernels may be PrimFuncs without a trace, which `traced` leaves out
     IS_TUNER = True           it searches what the policies of `auto` enumerate, with options of its own
+    READS_RECORDS = True      a tuner that is given what was fast for like computations
     KINDS = ("cpu",)          the kinds of arch that it is for, where that is neither what AUTO says nor any
 """
 
@@ -23,6 +24,7 @@ _AUTO = re.compile(r"^AUTO = (\{.*\})$", re.MULTILINE)
 _HAS_NO_TRACES = re.compile(r"^HAS_TRACES = False$", re.MULTILINE)
 _KINDS = re.compile(r"^KINDS = (\(.*\))$", re.MULTILINE)
 _IS_TUNER = re.compile(r"^IS_TUNER = True$", re.MULTILINE)
+_READS_RECORDS = re.compile(r"^READS_RECORDS = True$", re.MULTILINE)
 _STANDS_FOR = re.compile(r'^STANDS_FOR = "(all|traced)"$', re.MULTILINE)
 
 
@@ -37,6 +39,11 @@ def policies_behind(root: Path, name: str, kind: str) -> tuple[str, ...]:
 def is_tuner(root: Path, name: str) -> bool:
     """Say whether a policy is a tuner: it has options, and is asked again with what was measured."""
     return bool(_IS_TUNER.search(_text(root, name)))
+
+
+def reads_records(root: Path, name: str) -> bool:
+    """Say whether a policy is a tuner that is given what records tell of like computations."""
+    return bool(_READS_RECORDS.search(_text(root, name)))
 
 
 def ranking_policies(root: Path, policy: Policy, kind: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from kerneldecl.model import Arch, Candidate, IterSpace, Proposal, Trial, Value
 from kerneldecl.policies.shared.search_space import SearchSpace
+from kerneldecl.policies.shared.tuning import Idea, Recorded
 
 
 class Policy(Protocol):
@@ -65,6 +66,17 @@ class Tuner(Protocol):
 
         Pure: asked again with the same trials, it answers the same. So a search that was killed goes on where it was.
         """
+        ...
+
+
+class RecordReader(Protocol):
+    """A tuner that is given what was fast for like computations: its file also says `READS_RECORDS = True` on a line of its own."""
+
+    Options: type
+    TRIALS: int
+
+    def ideas(self, search: SearchSpace, options: Any, recorded: Sequence[Recorded]) -> Sequence[Idea]:
+        """Return candidates of the space with their sources, given recorded configurations, those of the nearest computations first."""
         ...
 
 

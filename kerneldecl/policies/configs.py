@@ -3,6 +3,7 @@
 Knows nothing of which configurations are good. What a configuration leaves open is taken from the best-ranked candidate that has the rest.
 
     policy = { name = "configs", configs = [{ template = "cpu_matmul", tile_m = 4, tile_n = 16 }] }
+    policy = { name = "configs", key = ["n", "k"], configs = […] }
     policy = { name = "configs", grid = { template = "cpu_matmul", tile_m = [4, 6], tile_n = [16, 32] } }
 """
 
@@ -25,12 +26,14 @@ Config = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Options:
-    """What `configs` takes besides a budget: one of the two."""
+    """What `configs` takes besides a budget: `configs` or `grid`, and by what they are keyed."""
 
     configs: tuple = ()  # type: ignore[type-arg]  # tables as pairs
     """Configurations, each a table with `template` and values of its parameters."""
     grid: tuple = ()  # type: ignore[type-arg]  # a table as pairs
     """A table with `template` and a list of values for each of its parameters: all combinations are tried."""
+    key: tuple[str, ...] = ()
+    """Attributes of the rule: entries with the same values of them, which differ in other sizes alone, share the winner of the first."""
 
     def problems(self) -> Iterator[str]:
         if bool(self.configs) == bool(self.grid):

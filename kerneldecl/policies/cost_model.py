@@ -2,7 +2,7 @@
 
 Knows nothing of the model: `tuning/cost_model.py` answers for it, since a policy has neither arrays nor files.
 
-It needs the extra `search`. It is trained on all that the store knows of this device, of other shapes and operators, too.
+It needs the extra `search`. It is trained on all that the store knows of devices of this kind, of other shapes and operators, too.
 """
 
 from __future__ import annotations

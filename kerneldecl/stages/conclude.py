@@ -12,6 +12,7 @@ from kerneldecl.runners.local import in_order
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.suspect import history, recorded, with_others
 from kerneldecl.stages.tasks import known_of
+from kerneldecl.store.overlay import Overlay
 from kerneldecl.tuning.earlier import Known
 from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.loop import Outcome
@@ -22,6 +23,8 @@ from kerneldecl.tuning.task import BUILD_SECS, Runner, Task
 
 OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")
 """Fields of a tune record that tell of the device that has measured."""
+INTERRUPTED = "interrupted before any candidate of it was right; the next build goes on"
+"""Why an entry is not in the artifact of an interrupted build."""
 RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
 """Recorded in place of a device that is not here: others have measured on it, the candidates then were those that there are now."""
 
@@ -32,6 +35,9 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
     `device` is what is known of the device that has measured the winner, where that is known already.
     """
     action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
+    if winner is None and outcome.is_cut:
+        session.fail(action, INTERRUPTED)
+        return False
     again = recorded(session, entry)
     if winner is None:
         if not again:
@@ -48,11 +54,17 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
         outcome = outcome._replace(policy=source.policy)
     session.workspace.check_current()
     device = device or device_of(session, entry, task, outcome, session.runner)
-    if again:
-        outcome = with_others(outcome, again)
-        device = device._replace(fields={**device.fields, "before": history(again)})
-    _make_way(session, entry)
-    write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
+    if outcome.is_cut:
+        overlay = Overlay(session.workspace.store)
+        write_result(overlay, action.manifest, task, outcome, blobs, device)
+        session.interim |= {record.key: record for record in overlay.records.values()}
+        session.tuned_again.add(action.key)
+    else:
+        if again:
+            outcome = with_others(outcome, again)
+            device = device._replace(fields={**device.fields, "before": history(again)})
+        _make_way(session, entry)
+        write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
     figure = duration(winner.run_secs) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True

@@ -37,7 +37,12 @@ def check_lock(session: Session) -> None:
 
 
 def write_lock(session: Session) -> None:
-    """Write workloads.lock if every declared arch's entry has its record, or has failed and the artifact may lack it."""
+    """Write workloads.lock if every declared arch's entry has its record, or has failed and the artifact may lack it.
+
+    An interrupted build leaves the lock as it is: the next one finds other winners.
+    """
+    if session.is_interrupted:
+        return
     missing = () if session.options.require_all else session.failures.keys()
     path, text = session.workspace.root / LOCK, lock_of(session.workspace, session.plan, missing)
     if all(e.tuned or e.entry in missing for e in session.plan.entries if not e.arch.is_detected) and text != _read(path):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
@@ -62,6 +63,8 @@ class Options:
     """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
     require_all: bool = False
     """Whether an artifact that would lack a failed entry is not linked."""
+    is_interrupted: Callable[[], bool] | None = None
+    """Says whether the user wants what is there; None where an interrupt ends the build at once."""
 
 
 @dataclass(kw_only=True)
@@ -94,6 +97,8 @@ class Session:
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
     tuned_again: set[str] = field(default_factory=set)
     """Keys under which entries of `Options.retuned` and `Options.reverified` were tuned in this build."""
+    interim: dict[str, Record] = field(default_factory=dict)
+    """Records, by key, of tunings that the user has interrupted: they make this build's artifact, and no store has them."""
     ran: list[Action] = field(default_factory=list)
     """What was run, as the plan of that moment has it: with its key and reason."""
 
@@ -106,6 +111,11 @@ class Session:
     @property
     def is_over(self) -> bool:
         return bool(self.failures) and not self.options.keep_going
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the user wants what is there."""
+        return self.options.is_interrupted is not None and self.options.is_interrupted()
 
     @property
     def runner(self) -> Runner:
@@ -126,7 +136,7 @@ class Session:
         return list(wanted.values())[::-1]
 
     def replan(self) -> None:
-        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked, is_wanted_again=self.is_wanted_again)
+        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked, is_wanted_again=self.is_wanted_again, interim=self.interim)
 
     def is_wanted_again(self, entry: str, key: str) -> bool:
         """Say whether an entry is to be tuned again under a key, and was not yet."""
@@ -142,11 +152,22 @@ class Session:
                 self.report(Finished(entry.entry, action.kind, reason, has_failed=True))
 
 
-def make_plan(workspace: Workspace, *, shows_ranked: bool = True, is_wanted_again: Wanted = lambda *_: False) -> Plan:
-    """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not."""
+def make_plan(
+    workspace: Workspace,
+    *,
+    shows_ranked: bool = True,
+    is_wanted_again: Wanted = lambda *_: False,
+    interim: Mapping[str, Record] = MappingProxyType({}),
+) -> Plan:
+    """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not.
+
+    `interim` are tune records that no store has.
+    """
     declaration, store = workspace.declaration, workspace.store
 
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
+        if kind == "tune" and record_key in interim:
+            return interim[record_key]
         return NEVER if kind == "rank" and not shows_ranked else store.read(kind, record_key, is_local=is_local)
 
     return plan(

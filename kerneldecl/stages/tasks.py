@@ -15,6 +15,7 @@ from kerneldecl.stages.session import Session
 from kerneldecl.stages.suspect import best_of, recorded
 from kerneldecl.store.keys import build_manifest, symbol
 from kerneldecl.timing import measuring
+from kerneldecl.tuning.budget import EndedBy, Ending
 from kerneldecl.tuning.earlier import Earlier, Known
 from kerneldecl.tuning.events import Step
 from kerneldecl.tuning.search import BUILT_FIELDS
@@ -42,7 +43,15 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
         folder=folder,
         variants=0 if before else session.variants.get(entry.entry, 0),
         is_again=session.is_wanted_again(entry.entry, entry.action("tune").key),
+        ended_by=_ended_by(session),
     )
+
+
+def _ended_by(session: Session) -> EndedBy | None:
+    """Return what ends a search from outside: the user, where an interrupt is to leave what is there."""
+    if session.options.is_interrupted is None:
+        return None
+    return lambda: Ending.INTERRUPTED if session.is_interrupted else None
 
 
 def with_known(session: Session, entry: EntryPlan, task: Task) -> Task:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.stages.conclude import INTERRUPTED
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import task_of
 from kerneldecl.stages.turns import PREFETCHED_ENTRIES, tune_in_turns
@@ -49,6 +50,9 @@ def tune_entries(session: Session) -> None:
                 rank_entry(session, entry, folder, reasons[entry.arch.name])
     session.shows_ranked = not session.options.require_measured
     session.replan()
+    if session.is_interrupted:
+        for entry in [entry for entry in session.entries if entry.tuned is None]:
+            session.fail(entry.action("tune"), INTERRUPTED)
 
 
 def _why_not_measured(session: Session, waiting: Sequence[EntryPlan]) -> dict[str, str]:

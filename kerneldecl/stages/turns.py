@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kerneldecl.limits import SHARED_SECONDS
 from kerneldecl.model import SPECIALIZE
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.process import Answers
 from kerneldecl.stages.conclude import conclude, device_of
+from kerneldecl.stages.deal import deal
 from kerneldecl.stages.exchange import in_own_order, is_left_to_another, not_tuned_by_others, was_tuned_elsewhere
+from kerneldecl.stages.keyed import follows, shared_by, with_shared_winner
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
@@ -50,10 +53,33 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
 
     with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
         here = in_own_order(session, [entry for entry in waiting if not is_tuned(entry)])
-        devices = ([here[place] for place in places] for places in by_device([entry.arch for entry in here]))
-        left = [entry for some in devices for entry in _tune_on_device(session, some, folder, may_leave=True)]
+        following = [entry for entry in here if follows(session, entry)]
+        first = [entry for entry in here if entry not in following]
+        if seconds := _shared_seconds(first):
+            _deal(session, [entry for entry in first if not was_tuned_elsewhere(session, entry)], seconds, folder)
+            first = []
+        left = [entry for some in (first, following) for entry in _tune_by_device(session, some, folder)]
         for entry in not_tuned_by_others(session, left):
             _tune_on_device(session, [entry], folder, may_leave=False)
+
+
+def _shared_seconds(waiting: Sequence[EntryPlan]) -> float:
+    """Return how many seconds the searches of all entries may take together; 0 where each has its own."""
+    return max((dict(entry.workload.budget).get(SHARED_SECONDS, 0.0) for entry in waiting), default=0.0)
+
+
+def _deal(session: Session, waiting: Sequence[EntryPlan], seconds: float, folder: Path) -> None:
+    """Tune entries batch by batch, each where it is worth most."""
+    tasks = [with_known(session, entry, task_of(session, entry, folder / str(place))) for place, entry in enumerate(waiting)]
+    with _concluding(session) as concluding:
+        for entry, task, outcome in deal(session, list(zip(waiting, tasks, strict=True)), seconds):
+            concluding.take(entry, task, outcome, session.runner)
+
+
+def _tune_by_device(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[EntryPlan]:
+    """Tune entries on their devices, one model after the other; return what other machines say they are tuning."""
+    devices = ([waiting[place] for place in places] for places in by_device([entry.arch for entry in waiting]))
+    return [entry for some in devices for entry in _tune_on_device(session, some, folder, may_leave=True)]
 
 
 def _tune_on_device(session: Session, entries: Sequence[EntryPlan], folder: Path, *, may_leave: bool) -> list[EntryPlan]:
@@ -70,18 +96,34 @@ def _tune_on_device(session: Session, entries: Sequence[EntryPlan], folder: Path
         def measure(place: int, following: int | None, runner: Runner) -> None:
             entry = entries[place]
             with concluding.one_at_a_time:
-                if session.is_over or (may_leave and was_tuned_elsewhere(session, entry)):
+                if session.is_over or session.is_interrupted or (may_leave and was_tuned_elsewhere(session, entry)):
                     return
                 if may_leave and is_left_to_another(session, entry):
                     left.append(entry)
                     return
             session.report(Begun(entry.entry, ahead.tasks[place].lowered.computation))
             prefetched, next_task = ahead.of(place), None if following is None else ahead.tasks[following]
-            outcome = tune(ahead.tasks[place], runner, session.workspace.store, reporter(session, entry), prefetched, next_task)
-            concluding.take(entry, ahead.tasks[place], outcome, runner)
+            tuned, outcome = _tuned(session, entry, runner, ahead.tasks[place], (prefetched, next_task))
+            concluding.take(entry, tuned, outcome, runner)
 
         measure_side_by_side(range(len(entries)), runners, measure, lambda text: session.report(Note(text)))
     return left
+
+
+def _tuned(
+    session: Session, entry: EntryPlan, runner: Runner, task: Task, beside: tuple[Prefetched | None, Task | None]
+) -> tuple[Task, Outcome]:
+    """Return what an entry's search finds, and the task whose search it was: with keyed configurations, that of the key's winner alone.
+
+    `beside` is what was built ahead for the task, and the task that is tuned next.
+    """
+    on_progress, store = reporter(session, entry), session.workspace.store
+    if shared := with_shared_winner(session, entry, task):
+        outcome = tune(shared.task, runner, store, on_progress)
+        if outcome.is_cut or any(trial.samples for trial in outcome.trials if trial.candidate == shared.candidate):
+            return shared.task, outcome
+        # It is wrong for this entry, which takes part in the contest itself.
+    return task, tune(task, runner, store, on_progress, *beside)
 
 
 class _Ahead:
@@ -96,6 +138,7 @@ class _Ahead:
             replace(with_known(session, entry, task_of(session, entry, folder / str(place))), priority=place)
             for place, entry in enumerate(entries)
         ]
+        self._is_keyed = [shared_by(entry.workload) is not None for entry in entries]
         self._runner, self._devices = session.runner, devices
         # One thread proposes, in the order of the entries: workers that are idle take what is requested first.
         self.proposing = ThreadPoolExecutor(1, "propose")
@@ -111,7 +154,8 @@ class _Ahead:
             return None
         with self._requesting:
             for at in range(len(self._requested), min(len(self.tasks), place + self._devices + PREFETCHED_ENTRIES)):
-                self._requested[at] = self.proposing.submit(request_first, self.tasks[at], self._runner)
+                # Which configuration an entry of a key tries is known when its turn has come.
+                self._requested[at] = None if self._is_keyed[at] else self.proposing.submit(request_first, self.tasks[at], self._runner)
             found, self._requested[place] = self._requested[place], None
         return found.result if found else None
 

@@ -17,7 +17,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kerneldecl.model import Arch, Policy, Workload
+from kerneldecl.model import Arch, Workload
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({float, bool, tuple})
@@ -163,12 +163,12 @@ def _declared(attrs: tuple[tuple[str, object], ...]) -> Mapping[str, str]:
     return {f"attrs.{name}": _json(value) for name, value in attrs}
 
 
-def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str], declared: Policy = "") -> str:
+def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str], declared: Fields = MappingProxyType({})) -> str:
     """Return what the list of candidates depends on: `policies` gives the digest of each policy that is asked.
 
-    What is `declared` counts where it is more than a name, whose policies say it all.
+    `declared` is what else counts of the declaration: where `policy` is more than a name, whose policies say it all.
     """
-    values = {"computation": _json(computation)} | ({} if isinstance(declared, str) else {"asked": _json(declared)})
+    values = {"computation": _json(computation)} | {name: _json(value) for name, value in declared.items()}
     return _written("propose", values, _asked_lines(arch, top_k, tuple(policies.items())))
 
 

@@ -81,9 +81,22 @@ def _is_options_text(text: object) -> bool:
     return isinstance(options, dict) and all(_is_number(options.get(name, 0)) for name in BUDGET)
 
 
+def _is_sources_text(text: object) -> bool:
+    """Say whether a text is empty or a list of tables of texts as JSON."""
+    if not isinstance(text, str):
+        return False
+    try:
+        sources = json.loads(text) if text else []
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(sources, list) and all(map(_are_texts, sources))
+
+
 def _has_turn(group: Mapping[str, Any]) -> bool:
-    """Say whether a group has the fields of one that is not alone, and these are right."""
-    return group.keys() - {"turn", "options"} == _GROUP and _is_count(group.get("turn", 0)) and _is_options_text(group.get("options", ""))
+    """Say whether a group has the fields of one that is not alone or reads records, and these are right."""
+    is_known = group.keys() - {"turn", "options", "sources"} == _GROUP
+    texts = _is_options_text(group.get("options", "")) and _is_sources_text(group.get("sources", ""))
+    return is_known and texts and _is_count(group.get("turn", 0))
 
 
 def _is_group(group: object) -> bool:
@@ -170,11 +183,12 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
 }
 """Fields that a record of each kind must have, each with its check; records of other kinds have none that are read."""
 _OPTIONAL: Mapping[str, Mapping[str, Check]] = {
-    "measure": {"timings": are_timings},
+    "measure": {"timings": are_timings},  # records of earlier versions have none
     "lower": {"names": _is_text},
-    "tune": {"before": _are_tables},
+    "tune": {"before": _are_tables, "idea_of": _are_texts},
+    "rank": {"idea_of": _are_texts},
 }
-"""Fields that some records have: those of earlier versions lack them."""
+"""Fields that a record of a kind may have."""
 _AS_TEXT: Mapping[str, Callable[[str], bool]] = {"signature": _is_signature_text}
 """Checks of fields that are text; the others are checked where they are parsed."""
 
@@ -188,9 +202,6 @@ def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
                 return name
         elif not is_right(parsed.get(name, _ABSENT)):
             return name
-    for name, is_right in _OPTIONAL.get(kind, {}).items():
-        if name in parsed and not is_right(parsed[name]):
-            return name
-    if kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"]):
-        return "symbol"
-    return ""
+    wrong = (name for name, is_right in _OPTIONAL.get(kind, {}).items() if name in parsed and not is_right(parsed[name]))
+    is_foreign = kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"])
+    return next(wrong, "symbol" if is_foreign else "")

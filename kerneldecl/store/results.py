@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kerneldecl.errors import ArtifactError
@@ -113,7 +112,14 @@ class Group:
     turn: int = 0
     """Place of the declared policy in the entry's list: what one turn has measured starts the next."""
     options: str = ""
-    """Options of a tuner, defaults filled in, as JSON; empty where the policy is none."""
+    """Options of a tuner, defaults filled in, as JSON, of one that lists all at once its limits alone; empty where there are none."""
+    sources: str = ""
+    """Where the configuration of each proposal comes from, as JSON; empty where they come from no record."""
+
+    @property
+    def source_of(self) -> dict[Candidate, Mapping[str, str]]:
+        """Where the configuration of each candidate comes from that was fitted to this computation."""
+        return {each.candidate: source for each, source in zip(self.proposals, json.loads(self.sources or "[]"), strict=False)}
 
     @property
     def budget(self) -> Budget:
@@ -123,8 +129,9 @@ class Group:
 
     @property
     def in_key(self) -> str:
-        """What a tuning's key has of it: a tuner's options, or count and digest of what is proposed."""
-        return self.options or f"{self.count} {self.digest}"
+        """What a tuning's key has of it: a tuner's options, or count and digest of what is proposed, and the limits of that."""
+        listed = "" if self.searches and self.options else f"{self.count} {self.digest}"
+        return " ".join(filter(None, (listed, self.options)))
 
     @property
     def proposals(self) -> tuple[Proposal, ...]:
@@ -143,10 +150,12 @@ class Proposed(NamedTuple):
     proposals: Sequence[Proposal]
     searches: bool
     turn: int = 0
-    options: Json = MappingProxyType({})
-    """Options of a tuner, defaults filled in; empty where the policy is none."""
+    options: Json | None = None
+    """Options of a tuner, defaults filled in, of which it may have none; None where the policy is no tuner."""
     templates: Sequence[str] = ()
     """Templates that later proposals may name."""
+    sources: Sequence[Mapping[str, str]] = ()
+    """Where the configuration of each proposal comes from, if from a record."""
 
 
 def groups_to_json(groups: Iterable[Proposed]) -> dict[str, Any]:
@@ -165,7 +174,9 @@ def _group_json(group: Proposed) -> dict[str, Any]:
         "searches": group.searches,
         "text": _compact(listed),
     }
-    more = {"turn": group.turn, "options": json.dumps(dict(group.options), separators=(",", ":"), sort_keys=True) if group.options else ""}
+    is_tuner = group.options is not None
+    more = {"turn": group.turn, "options": json.dumps(group.options, separators=(",", ":"), sort_keys=True) if is_tuner else ""}
+    more["sources"] = _compact([dict(source) for source in group.sources]) if group.sources else ""
     return {**found, **{name: value for name, value in more.items() if value}}
 
 
@@ -207,6 +218,11 @@ class TuneResult:
     def policy(self) -> str:
         """Name of the policy that proposed the winner."""
         return str(self.json["policy"])
+
+    @property
+    def idea_of(self) -> Mapping[str, str]:
+        """Where the winner's configuration was measured first: record, arguments and device; empty where it comes from no record."""
+        return self.json.get("idea_of", {})  # type: ignore[no-any-return]
 
     @functools.cached_property
     def winner(self) -> Candidate:

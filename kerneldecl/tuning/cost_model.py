@@ -98,13 +98,16 @@ def _scores(groups: Sequence[Timed], rows: Sequence[Features], seed: int) -> lis
 
 
 def _history(spec: Mapping[str, Any], arch: Arch) -> Iterator[Timed]:
-    """Yield what the store's tune records know of candidates on this device, one group for each record of a known computation."""
-    store, is_local = LocalStore(Path(spec["cache"])), arch.is_detected
-    lowered = (Lowered(record.result) for record in store.all("lower", is_local=is_local))
+    """Yield what the store's tune records know of candidates on devices of this kind, one group for each record of a known computation.
+
+    Times are compared within a group alone, so those of another device teach as well which candidates go before which.
+    """
+    store, sides = LocalStore(Path(spec["cache"])), (False, True) if arch.is_detected else (False,)
+    lowered = (Lowered(record.result) for side in sides for record in store.all("lower", is_local=side))
     spaces = {each.computation: each for each in lowered}
-    for record in store.all("tune", is_local=is_local):
+    for record in (record for side in sides for record in store.all("tune", is_local=side)):
         result = TuneResult(record.key, record.result)
-        if lines_of(record.manifest).get("arch.model", "").strip('"') != arch.model or result.computation not in spaces:
+        if lines_of(record.manifest).get("arch.kind", "").strip('"') != arch.kind or result.computation not in spaces:
             continue
         if found := _timed(spaces[result.computation].space, result.trials):
             yield found

@@ -33,7 +33,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Step:
-    """Progress of an entry: `built`, `verified` or `racing`, so many candidates of so many, best seconds so far."""
+    """Progress of an entry: `built`, `verified`, `racing` or `timed`, so many candidates of so many, best seconds so far."""
 
     entry: str
     doing: str

@@ -5,7 +5,7 @@ Knows nothing of how candidates are evaluated: tuning, recalling and measuring a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +13,7 @@ from kerneldecl.model import Candidate, Trial
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.race import ranking
 
+Result = TypeVar("Result")
 Item = TypeVar("Item")
 """What stands for a candidate before it is evaluated: a proposal, or a trial that was built elsewhere."""
 
@@ -28,6 +29,8 @@ class Outcome(NamedTuple):
     """The policy that proposed the winner; empty where there is none."""
     proposed_by: Mapping[Candidate, str] = MappingProxyType({})
     """The policy that proposed each candidate, where there are several."""
+    is_cut: bool = False
+    """Whether the search was ended from outside, before its policies and its budget had."""
 
     def with_trials(self, trials: list[Trial], tied: int) -> Outcome:
         """Return the outcome with other findings on its candidates, winner first."""
@@ -49,6 +52,10 @@ class Round(NamedTuple):
     """What its own budget leaves; None without one."""
 
 
+Steps = Generator[None, None, Result]
+"""A search that stands after each batch until it is asked for the next one."""
+
+
 def search(
     rounds: Iterable[Round],
     evaluate: Callable[[Sequence[Item]], list[Trial] | None],
@@ -61,6 +68,26 @@ def search(
     A policy that searches is asked again by `propose_next`, which gets the trials of others and the policy's own, until it proposes
     nothing new or a budget is spent; `finish` then gets the same. Return None as soon as `evaluate` does: it cannot tell.
     """
+    return ended(steps(rounds, evaluate, propose_next, allowance, finish))
+
+
+def ended(running: Steps[Result]) -> Result:
+    """Return what a search comes to, after all of its batches."""
+    while True:
+        try:
+            next(running)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # what the generator returns
+
+
+def steps(
+    rounds: Iterable[Round],
+    evaluate: Callable[[Sequence[Item]], list[Trial] | None],
+    propose_next: Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Item]],
+    allowance: Allowance | None,
+    finish: Callable[[Round, Sequence[Trial], Sequence[Trial]], None],
+) -> Steps[Outcome | None]:
+    """Search as `search` does, batch by batch."""
     passed: list[Trial] = []
     failed: list[Trial] = []
     proposed_by: dict[Candidate, str] = {}
@@ -69,7 +96,7 @@ def search(
         if part.turn == done_turn:
             continue
         limits = [each for each in (part.allowance, allowance) if each]
-        trials = _searched(part, limits, [*passed, *failed], evaluate, propose_next)
+        trials = yield from _searched(part, limits, [*passed, *failed], evaluate, propose_next)
         if trials is None:
             return None
         finish(part, [*passed, *failed], trials)
@@ -90,9 +117,11 @@ def _searched(
     others: Sequence[Trial],
     evaluate: Callable[[Sequence[Item]], list[Trial] | None],
     propose_next: Callable[[Round, Sequence[Trial], Sequence[Trial]], Sequence[Item]],
-) -> list[Trial] | None:
+) -> Steps[list[Trial] | None]:
     """Return the trials of one policy; None where `evaluate` cannot tell."""
     trials: list[Trial] = []
+    if any(limit.is_spent() for limit in limits):
+        return trials
     waiting: Sequence[Any] = part.first or propose_next(part, others, trials)
     while waiting:
         admitted = waiting
@@ -106,5 +135,9 @@ def _searched(
         for limit in limits:
             limit.note(evaluated)
         trials += evaluated
-        waiting = waiting[len(admitted) :] or propose_next(part, others, trials)
+        yield
+        waiting = waiting[len(admitted) :]
+        if not (waiting or part.searches) or any(limit.is_spent() for limit in limits):
+            break
+        waiting = waiting or propose_next(part, others, trials)
     return trials

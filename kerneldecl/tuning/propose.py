@@ -15,11 +15,12 @@ from typing import Any
 
 from kerneldecl.errors import TuningError
 from kerneldecl.limits import BUDGET
-from kerneldecl.model import Arch, IterSpace, Proposal, frozen
+from kerneldecl.model import Arch, Candidate, IterSpace, Proposal, frozen
 from kerneldecl.plugins.find import plugin_file
 from kerneldecl.plugins.load import blamed, load_module
 from kerneldecl.plugins.policy_order import ranking_policies
 from kerneldecl.policies.shared.search_space import SearchSpace
+from kerneldecl.policies.shared.tuning import Idea, Recorded
 from kerneldecl.runners.worker import imported
 from kerneldecl.serial import arch_from_json, space_from_json, trial_from_json
 from kerneldecl.store.results import Proposed, groups_to_json
@@ -27,21 +28,31 @@ from kerneldecl.store.results import Proposed, groups_to_json
 Json = Mapping[str, Any]
 
 
-def propose(root: str, policies: Sequence[Any], space: Json, arch: Json, top_k: int) -> dict[str, Any]:
+def propose(
+    root: str, policies: Sequence[Any], space: Json, arch: Json, top_k: int, recorded: Sequence[Sequence[Json]] = ()
+) -> dict[str, Any]:
     """Return what each policy proposes for a computation, as a propose record holds it; policies that propose nothing are left out.
 
-    `policies` are the items of the entry's list: the names that each stands for, and a tuner's options or null.
+    `policies` are the items of the entry's list: the names that each stands for, and a tuner's options or null. `recorded` are
+    configurations of like computations with their sources, nearest first, for tuners that read records.
     """
     parsed = space_from_json(space), arch_from_json(arch), top_k
+    known = tuple(Recorded(Candidate.from_json(candidate), source) for candidate, source in recorded)
     groups: list[Proposed] = []
     for turn, (names, options) in enumerate(policies):
         if options is None:
             groups += _of_policies(Path(root), names, turn, parsed)
             continue
         try:
-            groups += _of_tuner(Path(root), names[0], turn, options, parsed)
+            tuner = load_module("policies", Path(root), names[0])
+            if hasattr(tuner, "ideas"):
+                groups += _of_records(Path(root), names[0], turn, options, (parsed, known))
+            else:
+                groups += _of_tuner(Path(root), names[0], turn, options, parsed)
         except TuningError as error:
             return {"failure": f"policy {names[0]}: {error}"}
+    if not groups and len(policies) == 1 and policies[0][1] is not None and hasattr(load_module("policies", Path(root), names[0]), "ideas"):
+        return {"failure": f"policy {names[0]}: no record tells of a computation like it; name another policy behind it"}
     return groups_to_json(groups)
 
 
@@ -61,9 +72,27 @@ def _of_tuner(root: Path, name: str, turn: int, options: Sequence[Any], parsed: 
     listed = _checked(root, name, tuner, "configurations", (search, _options(tuner, completed))) if hasattr(tuner, "configurations") else ()
     templates = getattr(tuner, "TEMPLATES", None) or search.templates
     if listed:
-        yield Proposed(name, listed, searches=False, turn=turn)
+        yield Proposed(name, listed, searches=False, turn=turn, options=_of_list(completed))
     elif templates and not hasattr(tuner, "configurations"):
         yield Proposed(name, (), searches=True, turn=turn, options=completed, templates=templates)
+
+
+def _of_records(
+    root: Path, name: str, turn: int, options: Sequence[Any], given: tuple[tuple[IterSpace, Arch, int], tuple[Recorded, ...]]
+) -> Iterator[Proposed]:
+    """Yield what a tuner makes of records, each candidate with its source; nothing where no record helps."""
+    parsed, recorded = given
+    tuner, search = load_module("policies", root, name), _search_space(root, *parsed)
+    completed = _options_json(tuner, {key: frozen(value) for key, value in options})
+    ideas: tuple[Idea, ...] = _checked(root, name, tuner, "ideas", (search, _options(tuner, completed), recorded))
+    if ideas:
+        sources = [idea.source for idea in ideas]
+        yield Proposed(name, [idea.proposal for idea in ideas], False, turn, _of_list(completed), sources=sources)
+
+
+def _of_list(options: Json) -> Json | None:
+    """Return what of a tuner's options counts beside its list: limits, and by what it is keyed; None where there is neither."""
+    return {name: options[name] for name in (*BUDGET, "key") if options.get(name)} or None
 
 
 def _options(tuner: ModuleType, options: Mapping[str, Any]) -> Any:
@@ -110,10 +139,10 @@ def _search_space(root: Path, space: IterSpace, arch: Arch, top_k: int) -> Searc
     return SearchSpace(space, arch, top_k, tuple((name, load_module("policies", root, name)) for name in names))
 
 
-_OF_TUNERS = ("configurations", "ask")
+_OF_TUNERS = ("configurations", "ideas", "ask")
 
 
-def _checked(root: Path, name: str, policy: ModuleType, function: str, arguments: tuple[Any, ...]) -> tuple[Proposal, ...]:
+def _checked(root: Path, name: str, policy: ModuleType, function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Call a policy; raise DeclarationError, with file and line, for what it raises and for an answer that is no list of proposals.
 
     A tuner's TuningError is a sentence about what was declared, and stays one.
@@ -128,7 +157,7 @@ def _checked(root: Path, name: str, policy: ModuleType, function: str, arguments
             if function not in _OF_TUNERS:
                 raise
             refused.append(error)
-        for proposal in proposals:
+        for proposal in (each.proposal if isinstance(each, Idea) else each for each in proposals):
             if not isinstance(proposal, Proposal):
                 msg = f"it gives a {type(proposal).__name__} among its proposals"
                 raise TypeError(msg)

@@ -63,6 +63,7 @@ def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
         "symbol": symbol(task.lowered.computation),
         "tolerance": task.tolerance,
         "policy": outcome.policy,
+        **_idea_of(task, outcome),
         **_tensor_cores(task, winner.candidate),
         "winner": winner.candidate.to_json(),
         "is_measured": bool(winner.samples),
@@ -74,6 +75,13 @@ def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
         # What the machine has failed at is not held against the candidate.
         "trials": [trial_to_json(replace(trial, failure="") if is_by_machine(trial) else trial) for trial in outcome.trials],
     }
+
+
+def _idea_of(task: Task, outcome: Outcome) -> dict[str, Any]:
+    """Return where the winner's configuration comes from that its policy has taken from a record; nothing for others."""
+    sources = [group.source_of.get(outcome.trials[0].candidate) for group in task.groups if group.policy == outcome.policy]
+    source = next(filter(None, sources), None)
+    return {"idea_of": dict(source)} if source else {}
 
 
 def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:

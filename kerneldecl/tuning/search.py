@@ -16,7 +16,7 @@ from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
-from kerneldecl.tuning.loop import Outcome, Round, search
+from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
 from kerneldecl.tuning.measure import Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
 from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task
@@ -56,6 +56,18 @@ def tune(
 
     `prefetched` returns the answers to what `request_first` has requested already, if it has. `next_task` is tuned next.
     """
+    return ended(tuning(task, runner, store, on_progress, prefetched, next_task))
+
+
+def tuning(
+    task: Task,
+    runner: Runner,
+    store: Store,
+    on_progress: OnProgress,
+    prefetched: Callable[[], Answers | None] | None = None,
+    next_task: Task | None = None,
+) -> Steps[Outcome]:
+    """Tune as `tune` does, batch by batch."""
     pending = prefetched
     batches = 0
 
@@ -69,6 +81,9 @@ def tune(
         built = build_all(task, proposals, runner, on_progress, preparation.start_for, answers)
         _keep_libraries(task, [t for t in built if t.code_digest and known(task, t.code_digest, store) is None], runner)
         trials = measure(task, built, preparation, runner, store, on_progress)
+        on_progress(
+            "timed", sum(bool(t.samples) for t in trials), len(trials), min((t.run_secs for t in trials if t.samples), default=None)
+        )
         again = {trial.candidate for trial in trials if trial.code_digest and is_by_machine(trial)}  # builds were tried again before
         if not again or is_second:
             return trials
@@ -76,10 +91,11 @@ def tune(
         found = {trial.candidate: trial for trial in repeated}
         return [found.get(trial.candidate, trial) for trial in trials]
 
-    allowance = Allowance(task.workload.budget, least_secs(task)) if task.workload.budget else None
-    outcome = search(_rounds(task), _with_known(task, evaluate), _asking_next(task, runner), allowance, _telling(task, runner))
+    budget = task.workload.budget
+    allowance = Allowance(budget, least_secs(task) if budget else 0.0, ended_by=task.ended_by)
+    outcome = yield from steps(_rounds(task), _with_known(task, evaluate), _asking_next(task, runner), allowance, _telling(task, runner))
     assert outcome is not None, "a measurement is never unknown"
-    outcome = _with_own_code(task, outcome, runner)
+    outcome = _with_own_code(task, outcome._replace(is_cut=allowance.was_cut), runner)
     if batches > 1 or (batches and task.known):
         outcome = _after_final(task, outcome, Preparation(task, runner, store), runner, on_progress)
     return _with_verified_winner(task, outcome, runner, store)
@@ -165,7 +181,7 @@ def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, 
 
 def request_first(task: Task, runner: Runner) -> Answers | None:
     """Have built what is proposed first and not known, and return the answers to come; None where nothing is."""
-    if task.workload.budget:
+    if task.workload.budget or task.ended_by:
         return None  # not all of them may be built
     first = next((part.first for part in _rounds(task)), ())
     unknown = [proposal for proposal in first if proposal.candidate not in task.known]
@@ -270,7 +286,7 @@ def _telling(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial], Se
     options = {group.policy: group.options for group in task.groups}
 
     def tell(part: Round, others: Sequence[Trial], trials: Sequence[Trial]) -> None:
-        if options.get(part.policy) and trials:
+        if part.searches and options.get(part.policy) and trials:
             request = task.next_request(part.policy, options[part.policy], [*others, *trials])
             runner.measure({**request, "is_over": True}, SEARCH_SECS)
 

@@ -16,6 +16,7 @@ from kerneldecl.runners.process import Answer, Answers
 from kerneldecl.serial import to_json, trial_to_json
 from kerneldecl.store import keys
 from kerneldecl.store.results import Group, Lowered
+from kerneldecl.tuning.budget import EndedBy
 
 BUILD_SECS, PROPOSE_SECS = Limits().build_secs, Limits().propose_secs
 SEARCH_SECS = Limits().search_secs
@@ -121,6 +122,8 @@ class Task:
     """What earlier searches found out about candidates."""
     reference: Mapping[str, Any] = field(default_factory=dict)
     """Root, rule and attributes that inputs and reference come from, where they are not the workload's own."""
+    ended_by: EndedBy | None = None
+    """Says whether its search is to end with what it has; None where nothing from outside ends it."""
     priority: int = 0
     """Place in the order of tuning: its requests to workers come before those that are made early for later entries."""
 

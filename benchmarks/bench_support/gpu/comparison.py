@@ -43,7 +43,7 @@ class Job:
     default: Built | None
     """TVM's own schedule."""
     rivals: frozenset[str]
-    """Some of torch and triton."""
+    """Some of torch, triton and triton30."""
     rounds: int
 
 
@@ -227,10 +227,10 @@ def _rivals(job: Job, arguments: Arguments) -> dict[str, Callable[[], Call]]:
         from bench_support.gpu.torch_baselines import baselines
 
         found |= {f"torch {name}": lambda call=call: call for name, call in baselines(rule, attrs, arguments.sets).items()}
-    if "triton" in job.rivals:
+    if wanted := sorted(job.rivals & {"triton", "triton30"}):
         from bench_support.gpu.triton_baselines import baselines as triton_baselines
 
-        found |= {name: lambda call=call: call for name, call in triton_baselines(rule, attrs, arguments.sets).items()}
+        found |= {name: lambda call=call: call for name, call in triton_baselines(rule, attrs, arguments.sets, wanted[-1]).items()}
     if job.default is not None:
         default = job.default
         found["dlight"] = lambda: kernel_call(_usable(default), arguments.sets)

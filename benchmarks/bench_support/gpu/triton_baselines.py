@@ -16,11 +16,12 @@ TILES = ((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128,
 ATTENTION_TILES = ((128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3))
 """block_m, block_n, warps, stages."""
 ATTENTION_CONFIGS = [triton.Config({"BM": m, "BN": n}, num_warps=warps, num_stages=stages) for m, n, warps, stages in ATTENTION_TILES]
-CONFIGS = [triton.Config({"BM": m, "BN": n, "BK": k}, num_warps=warps, num_stages=stages) for m, n, k, warps, stages in TILES]
+BLOCKS = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
+THOROUGH = tuple((m, n, *rest) for m, n in BLOCKS for rest in ((64, 8, 3), (64, 4, 4), (32, 8, 4), (32, 4, 5), (128, 8, 2)))
+"""Thirty configurations; those that do not fit into shared memory are left out by Triton."""
 
 
 # fmt: off
-@triton.autotune(configs=CONFIGS, key=["m", "n", "k", "am", "bk"])
 @triton.jit
 def _matmul(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR0917  a kernel's arguments are its strides
     a, b, c, m, n, k, am, ak, bk, bn, cm, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr  # noqa: ANN001, N803
@@ -42,6 +43,15 @@ def _matmul(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR0917  
         a_tile += BK * ak
         b_tile += BK * bk
     tl.store(c + i[:, None] * cm + j[None, :], accum.to(c.dtype.element_ty), (i < m)[:, None] & (j < n)[None, :])
+
+
+def _autotuned(tiles: Sequence[tuple[int, ...]]) -> Any:
+    configs = [triton.Config({"BM": m, "BN": n, "BK": k}, num_warps=warps, num_stages=stages) for m, n, k, warps, stages in tiles]
+    return triton.autotune(configs=configs, key=["m", "n", "k", "am", "bk"])(_matmul)
+
+
+MATMULS = {"triton": _autotuned(TILES), "triton30": _autotuned(THOROUGH)}
+"""The GEMM by the name of the rival: among few configurations, and among thirty, which takes half a minute to compile."""
 
 
 @triton.jit
@@ -80,26 +90,26 @@ def _attention(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR091
     tl.store(o + own + i[:, None] * D + d[None, :], (accum / total[:, None]).to(o.dtype.element_ty), (i < rows)[:, None])
 
 
-def baselines(rule_name: str, attrs: Mapping[str, Any], sets: Sequence[Sequence[Any]]) -> dict[str, Call]:
-    """Return a call that computes the same as the rule, where there is a kernel for it."""
+def baselines(rule_name: str, attrs: Mapping[str, Any], sets: Sequence[Sequence[Any]], name: str = "triton") -> dict[str, Call]:
+    """Return a call that computes the same as the rule, where there is a kernel for it; `name` is one of `MATMULS`."""
     is_gemm = rule_name == "matmul" and attrs["dtype"] in {"float16", "bfloat16"} and attrs["accum_dtype"] != "float16"
     if is_gemm and not attrs["batch"] and not attrs["epilogue"]:
-        return {"triton": lambda i: _run_matmul(attrs, *sets[i])}
+        return {name: lambda i: _run_matmul(MATMULS[name], attrs, *sets[i])}
     if rule_name == "softmax" and len(attrs["shape"]) == 2 and attrs["axis"] in {-1, 1}:
-        return {"triton": lambda i: _run_softmax(*sets[i])}
+        return {name: lambda i: _run_softmax(*sets[i])}
     if rule_name == "attention" and _is_plain(attrs):
-        return {"triton": lambda i: _run_attention(attrs, *sets[i])}
+        return {name: lambda i: _run_attention(attrs, *sets[i])}
     return {}
 
 
-def _run_matmul(attrs: Mapping[str, Any], a: Any, b: Any, out: Any) -> Any:
+def _run_matmul(matmul: Any, attrs: Mapping[str, Any], a: Any, b: Any, out: Any) -> Any:
     a, b = a if attrs["layout"][0] == "n" else a.mT, b if attrs["layout"][1] == "n" else b.mT
     m, n, k = out.shape[0], out.shape[1], a.shape[1]
 
     def grid(meta: Mapping[str, int]) -> tuple[int]:
         return (triton.cdiv(m, meta["BM"]) * triton.cdiv(n, meta["BN"]),)
 
-    _matmul[grid](a, b, out, m, n, k, *a.stride(), *b.stride(), out.stride(0))
+    matmul[grid](a, b, out, m, n, k, *a.stride(), *b.stride(), out.stride(0))
     return out
 
 

@@ -1,4 +1,4 @@
-"""Owns what tuners have in common: the size of a batch, what nobody has tried, and order by a seed.
+"""Owns what tuners have in common: the size of a batch, what nobody has tried, order by a seed, configurations of records.
 
 Knows nothing of any one tuner.
 """
@@ -8,13 +8,29 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from kerneldecl.model import Candidate, Proposal, Trial
 from kerneldecl.policies.shared.search_space import SearchSpace
 
 BATCH = 16
 """Candidates that a tuner asks for at once: as many as a race samples side by side, so that they are judged together."""
+
+
+class Recorded(NamedTuple):
+    """A configuration that was fast for a like computation, of another shape or on another arch."""
+
+    candidate: Candidate
+    source: Mapping[str, str]
+    """Where it was measured: key of the tune record, arguments of the computation, model of the device."""
+
+
+class Idea(NamedTuple):
+    """A proposal, and where its configuration comes from."""
+
+    proposal: Proposal
+    source: Mapping[str, str]
 
 
 def not_tried(search: SearchSpace, candidates: Iterable[Candidate], trials: Sequence[Trial], count: int = BATCH) -> tuple[Proposal, ...]:

@@ -5,6 +5,7 @@ Knows nothing of what policies propose.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,25 @@ def test_each_mistake_has_one_sentence(tmp_path: Path, lines: str, sentence: str
     found = mistakes(tmp_path, lines)
     assert len(found) == 1
     assert found[0].startswith(sentence)
+
+
+def test_seconds_for_all_entries_stand_in_the_budget_of_each(tmp_path: Path) -> None:
+    head = HEAD + "[budget]\nseconds = 90\n"
+    assert workload(tmp_path, "", head).budget == (("shared_seconds", 90.0),)
+    assert workload(tmp_path, "budget = { trials = 3 }", head).budget == (("shared_seconds", 90.0), ("trials", 3.0))
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("[budget]\nseconds = 0\n", "seconds is 0; expected a number above 0"),
+        ("[budget]\n", "seconds is missing; expected a number above 0"),
+        ("[budget]\nseconds = 9\ntrials = 3\n", 'unknown key "trials"'),
+    ],
+)
+def test_each_mistake_of_the_budget_of_all_has_one_sentence(tmp_path: Path, table: str, sentence: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(sentence)):
+        workload(tmp_path, "", HEAD + table)
 
 
 def test_a_default_policy_need_not_fit_targets_of_entries_that_have_their_own(tmp_path: Path) -> None:

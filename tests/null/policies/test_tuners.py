@@ -19,6 +19,7 @@ from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import ranking_policies
 from kerneldecl.policies.shared.search_space import SearchSpace
+from kerneldecl.policies.shared.tuning import Recorded
 
 CPU = runnable(AVX512)
 
@@ -168,3 +169,67 @@ def test_a_space_is_wider_than_what_the_model_keeps() -> None:
     assert len(SPACE.candidates) > 2 * len(SPACE.ranked)
     gpu = space_of(1024, 1024, 1024, H200, "float16")
     assert {"gpu_matmul_tc", "wgmma_matmul"} <= set(gpu.templates)
+
+
+OTHER_SHAPE = space_of(128, 192, 48)
+"""Of the same operator as SPACE, larger."""
+
+
+def recorded(search: SearchSpace, count: int, key: str = "record") -> list[Recorded]:
+    """Return the fastest candidates of another shape, as a record has them."""
+    return [Recorded(candidate, {"record": key}) for candidate in sorted(search.candidates, key=secs_of)[:count]]
+
+
+def secs_that_no_model_expects(candidate: Candidate) -> float:
+    """Return a made-up time that is least for tiles that the policy ranks low, whatever the shape."""
+    params = dict(candidate.params)
+    distance = abs(int(params["tile_m"]) - 3) + abs(int(params["tile_n"]) - 16) / 16  # type: ignore[arg-type]  # whole numbers
+    return 1e-5 * (1 + distance + (not params["pack_m"]) + (not params["pack_n"]) + (params["order"] == "nm"))
+
+
+def test_a_search_that_starts_from_the_nearest_record_measures_a_fraction_of_what_one_without_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "secs_of", secs_that_no_model_expects)
+    nearest = tuner("nearest")
+    fastest = min(map(secs_of, OTHER_SHAPE.candidates))
+    ideas = nearest.ideas(OTHER_SHAPE, nearest.Options(count=2), recorded(SPACE, 8))
+    warm = [trial_of(idea.proposal) for idea in ideas]
+    cold = run("evolution", 400, search=OTHER_SHAPE)
+
+    def measured_until_found(trials: Sequence[Trial]) -> int:
+        return next((count for count, trial in enumerate(trials, start=1) if trial.run_secs <= fastest), len(trials) + 1)
+
+    assert len(warm) <= 2
+    assert 10 * measured_until_found(warm) <= measured_until_found(cold)
+
+
+def test_a_configuration_of_another_shape_becomes_the_candidate_most_like_it_with_its_source() -> None:
+    nearest = tuner("nearest")
+    outside = next(each for each in OTHER_SHAPE.candidates[::-1] if each not in SPACE.candidates)
+    (idea,) = nearest.ideas(SPACE, nearest.Options(), [Recorded(outside, {"record": "there"})])
+    found = idea.proposal.candidate
+    assert found in SPACE.candidates
+    assert nearest.distance(found, outside) == min(nearest.distance(each, outside) for each in SPACE.candidates) > 0
+    assert idea.source == {"record": "there"}
+
+
+def test_parameters_differ_by_the_logarithm_of_sizes_and_words_by_much() -> None:
+    distance = tuner("nearest").distance
+
+    def of(**params: Any) -> Candidate:
+        return Candidate.of("t", params)
+
+    assert distance(of(m=7, w="a"), of(m=7, w="a")) == 0
+    assert distance(of(m=7), of(m=15)) == distance(of(m=15), of(m=7)) == 1
+    assert distance(of(m=0), of(m=1)) == 1
+    assert distance(of(w="a"), of(w="b")) == distance(of(p=True), of(p=False)) == distance(of(), of(m=1)) == 8
+
+
+def test_configurations_are_taken_in_their_order_each_once_and_those_of_no_template_of_the_space_not_at_all() -> None:
+    nearest = tuner("nearest")
+    first, second, third = recorded(SPACE, 3)
+    foreign = Recorded(Candidate.of("gpu_matmul_tc", {"block_m": 64}), {"record": "gpu"})
+    found = nearest.ideas(SPACE, nearest.Options(count=2), [foreign, first, first, second, third])
+    assert [idea.proposal.candidate for idea in found] == [first.candidate, second.candidate]
+    assert nearest.ideas(SPACE, nearest.Options(), ()) == ()

@@ -25,6 +25,7 @@ from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, Toolchai
 from kerneldecl.hardware import host
 from kerneldecl.model import Cpu
 from kerneldecl.planning.last_build import read_state
+from kerneldecl.stages.conclude import INTERRUPTED
 from kerneldecl.store.lock import exclusive
 from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.events import Finished, Started, Step
@@ -852,3 +853,32 @@ def test_what_was_measured_elsewhere_is_not_tuned_again_here(fakes: Space) -> No
     refused = fakes.command("build", "--retune", "small")
     assert refused.code == 10
     assert "small@box cannot be tuned again here: it must be measured on another machine" in refused.err
+
+
+def test_an_interrupted_build_links_what_is_tuned_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    space, runner = Space(tmp_path).write(FAKES), FakeRunner()
+    first = space.build(runner, is_interrupted=lambda: runner.counts["sample"] > 0)  # type: ignore[arg-type]  # a function of the options
+    assert first.build.failures.keys() == {"large@box", "tabled@box"}
+    assert set(first.build.failures.values()) == {INTERRUPTED}
+    assert list(first.build.artifacts) == ["box"]
+    assert len(space.records("tune")) == 1
+    assert not (space.root / "workloads.lock").exists()
+    again = space.build()
+    assert again.counts["sample"] == 2 * CANDIDATES
+    assert not again.build.failures
+    assert (space.root / "workloads.lock").exists()
+
+
+def test_a_search_that_is_cut_is_linked_and_not_recorded(tmp_path: Path) -> None:
+    space, runner = Space(tmp_path).write(FAKES), FakeRunner()
+    space.edit("workloads.toml", 'policy = "plain"', 'policy = ["plain", "more"]')
+    space.write({"policies/more.py": POLICY})
+    first = space.build(runner, ["small"], is_interrupted=lambda: runner.counts["sample"] > 0)  # type: ignore[arg-type]  # a function
+    assert len(first.build.interim) == 1
+    assert not first.build.failures
+    assert not space.records("tune")
+    (record,) = first.build.interim.values()
+    assert len(record.result["trials"]) == CANDIDATES
+    again = space.build(patterns=["small"])
+    assert len(space.records("tune")) == 1
+    assert again.counts["sample"] == 0  # the other list has the same candidates

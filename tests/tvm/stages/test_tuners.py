@@ -137,6 +137,103 @@ def test_a_build_that_was_killed_goes_on_where_it_was(make: Make) -> None:
     assert computes(space)
 
 
+OTHER = """
+[[workload]]
+name = "other"
+rule = "matmul"
+m = 8
+n = 32
+k = 16
+policy = { name = "exhaustive", trials = 48 }
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupted_build_leaves_an_artifact_of_the_best_so_far_where_that_is_asked_for(make: Make) -> None:
+    space = make('{ name = "exhaustive", trials = 48 }')
+    space.write({"workloads.toml": space.read("workloads.toml") + OTHER})
+    process = space.start("build", "--best-so-far", "--json")
+    end = time.monotonic() + 120
+    while not measured(space) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    found = json.loads(out)
+    assert found["interrupted"] == ["mm@host"]
+    assert found["failed"] == [
+        {"entry": "other@host", "reason": "interrupted before any candidate of it was right; the next build goes on"}
+    ]
+    assert "interrupted: the batch under way is finished and the best so far is linked" in err
+    assert computes(space)
+    assert set(kerneldecl.load(space.artifact())) == {"mm"}
+    assert not space.records("tune")
+    before = measured(space)
+    assert 0 < len(before) < 48
+    space.run("build")
+    assert before.items() <= measured(space).items()
+    assert [len(json.loads(path.read_text(encoding="utf-8"))["result"]["trials"]) for path in space.records("tune")] == [48, 48]
+    assert set(kerneldecl.load(space.artifact())) == {"mm", "other"}
+
+
+@pytest.mark.slow
+def test_seconds_for_all_entries_are_dealt_out_and_the_next_build_has_nothing_to_do(make: Make) -> None:
+    space = make('{ name = "exhaustive", trials = 2000 }')
+    space.write({"workloads.toml": space.read("workloads.toml") + OTHER.replace("48", "2000") + "\n[budget]\nseconds = 8\n"})
+    begun = time.monotonic()
+    space.run("build")
+    assert time.monotonic() - begun < 120  # where 4000 candidates take many minutes
+    counts = [len(json.loads(path.read_text(encoding="utf-8"))["result"]["trials"]) for path in space.records("tune")]
+    assert len(counts) == 2
+    assert all(8 <= count < 2000 for count in counts)
+    assert computes(space)
+    assert "2 up to date" in space.run("build").stdout
+    space.edit("workloads.toml", "seconds = 8", "seconds = 9")
+    assert "shared_seconds" in space.run("plan").stdout
+
+
+def tiles(shown: dict[str, Any]) -> list[str]:
+    """Return the values that a winner has of the grid's parameters: what the grid leaves open depends on the shape."""
+    return [part for part in shown["candidates"][0]["candidate"].split() if part.startswith("tile")]
+
+
+@pytest.mark.slow
+def test_entries_of_one_key_share_the_winner_of_the_first(make: Make) -> None:
+    grid = 'grid = { template = "cpu_matmul", tile_m = [2, 4], tile_n = [16, 32], order = ["mn"] }'
+    space = make(f'{{ name = "configs", key = ["n", "k"], {grid} }}')
+    space.edit("workloads.toml", "m = 24", "m = [24, 48]")
+    space.run("build")
+    first, second = (space.run_json("show", f"mm[m={m}]") for m in (24, 48))
+    assert len(first["candidates"]) == 4
+    assert len(second["candidates"]) == 1
+    assert tiles(second) == tiles(first)
+    assert second["idea_of"]["entry"] == "mm[m=24]@host"
+    assert not first["idea_of"]
+    assert "2 up to date" in space.run("build").stdout
+    space.edit("workloads.toml", 'key = ["n", "k"]', 'key = ["m"]')
+    space.run("build")
+    assert [len(space.run_json("show", f"mm[m={m}]")["candidates"]) for m in (24, 48)] == [4, 4]
+    space.edit("workloads.toml", 'key = ["m"]', 'key = ["rows"]')
+    assert 'unknown attribute "rows" of rule matmul in the key of policy configs' in space.run("check", code=2).stderr
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_build_at_once(make: Make) -> None:
+    space = make('{ name = "exhaustive", trials = 200 }')
+    process = space.start("build", "--best-so-far")
+    end = time.monotonic() + 120
+    while not measured(space) and time.monotonic() < end:
+        time.sleep(0.05)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    begun = time.monotonic()
+    process.communicate(timeout=60)
+    assert time.monotonic() - begun < 10
+    assert process.returncode == 130
+    assert not list(space.root.glob("dist/*/host"))
+
+
 @pytest.mark.slow
 def test_a_search_ends_at_the_share_of_the_peak_that_is_asked_for(make: Make) -> None:
     space = make('{ name = "exhaustive", stop_at = 0.00001 }')
@@ -212,3 +309,48 @@ print(min(float(secs) for secs in best.run_secs))
 """
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, cwd=space.root, check=True)
     return float(done.stdout)
+
+
+LARGER = """
+[[workload]]
+name = "larger"
+rule = "matmul"
+m = 48
+n = 32
+k = 16
+policy = { name = "nearest", count = 2 }
+"""
+
+
+def test_what_was_fastest_for_another_shape_is_tried_and_the_record_says_whose_it_was(make: Make) -> None:
+    space = make('{ name = "random", trials = 6, seed = 1 }')
+    space.run("build")
+    first, before = tuned(space), measured(space)
+    source = max(space.records("tune"), key=lambda path: path.stat().st_mtime_ns).stem
+    space.write({"workloads.toml": space.read("workloads.toml") + LARGER})
+    space.run("build")
+    assert tuned(space)["policy"] == "nearest"
+    assert 1 <= len(trials_of(space)) <= 2  # where six were drawn
+    assert len(measured(space)) <= len(before) + 2
+    winner = tuned(space)["winner"]
+    assert winner["template"] == first["winner"]["template"]
+    assert tuned(space)["idea_of"]["record"] == source
+    assert tuned(space)["idea_of"]["arguments"] == "float32 24x16, 16x32 -> 24x32"
+    assert space.run_json("show", "larger")["idea_of"]["entry"] == "mm@host"
+    assert "configuration of mm@host, measured for float32 24x16, 16x32 -> 24x32 on" in space.run("show", "larger").stdout
+
+
+@pytest.mark.slow
+def test_what_is_recorded_later_changes_no_list_until_it_is_asked_for(make: Make) -> None:
+    space = make('["nearest", { name = "random", trials = 2, seed = 1 }]')
+    space.write({"workloads.toml": space.read("workloads.toml") + LARGER.replace("{ name", '["auto", { name').replace("2 }", "2 }]")})
+    space.run("build")  # neither knows of the other yet
+    lists = {path.name for path in space.records("propose")}
+    assert "2 up to date" in space.run("build").stdout
+    assert {path.name for path in space.records("propose")} == lists
+    space.edit("workloads.toml", 'name = "larger"', 'name = "larger"\ngeneration = 1')
+    space.run("build")
+    (new,) = (path for path in space.records("propose") if path.name not in lists)
+    groups = json.loads(new.read_text(encoding="utf-8"))["result"]["groups"]
+    (nearest,) = (group for group in groups if group["policy"] == "nearest")
+    assert len(json.loads(nearest["sources"])) == nearest["count"] > 0
