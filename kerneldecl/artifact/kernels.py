@@ -20,6 +20,7 @@ import tvm_ffi
 
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.cuda_driver import LIBRARY
+from kerneldecl.hardware.vendor_libraries import load_vendor_library
 from kerneldecl.model import Arg, dtype_bytes
 
 CUDA_RUNTIME = "libcudart.so.13"
@@ -34,6 +35,8 @@ def _load_runtime() -> Path:
     assert spec.origin is not None, "apache-tvm is a package with an __init__.py"
     folder = Path(spec.origin).parent / "lib"
     ctypes.CDLL(str(folder / "libtvm_runtime.so"), mode=ctypes.RTLD_GLOBAL)
+    # Kernels that call a vendor's library ask for it by this name (toolchain/vendor/vendor.h).
+    tvm_ffi.register_global_func("kerneldecl.load_vendor_library", load_vendor_library, override=True)
     return folder
 
 

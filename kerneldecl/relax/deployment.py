@@ -26,6 +26,7 @@ from kerneldecl.relax.bound_model import BoundModel
 from kerneldecl.relax.signature import WEIGHTS_DIGEST, weights_path
 from kerneldecl.relax.weights_file import write_weights
 from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.toolchain.companions import companions
 
 if TYPE_CHECKING:
     from kerneldecl.relax.detach_weights import Weights
@@ -98,7 +99,8 @@ def _export_library(executable: Any, library: Path, artifact: str | Path | None)
     with scratch_folder() as scratch:
         kernels = unpack_objects(folder / ARCHIVE, called, scratch)
         if manifest["arch"]["kind"] == "cpu":
-            executable.export_library(str(library), addons=[str(kernel) for kernel in kernels])
+            sources = [each for each in companions(kernels, "cpu") if each.endswith(".cpp")]  # TVM hands them to the compiler that links
+            executable.export_library(str(library), addons=[*map(str, kernels), *sources])
         else:
             executable.export_library(str(library), fcompile=functools.partial(link_model, kernels=kernels))
 

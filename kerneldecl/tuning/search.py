@@ -88,7 +88,8 @@ def _after_final(task: Task, outcome: Outcome, preparation: Preparation, runner:
     """Return the outcome of a search in several batches after a race of the fastest of all: times of different batches do not compare."""
     fastest = [trial for trial in outcome.trials if trial.samples and trial.error is not None and trial.code_digest]
     fastest = sorted(fastest, key=lambda trial: trial.run_secs)[:FINALISTS]
-    if not any(group.searches for group in task.groups) or len(fastest) < 2:
+    has_batches = any(group.searches for group in task.groups) or len({group.turn for group in task.groups}) > 1
+    if not has_batches or len(fastest) < 2:
         return outcome
     _keep_libraries(task, fastest, runner)
     places = {trial.candidate: place for place, trial in enumerate(outcome.trials)}

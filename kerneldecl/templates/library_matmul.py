@@ -1,0 +1,141 @@
+"""Owns GEMMs by a vendor's library: OpenBLAS on CPUs, cuBLASLt on GPUs, called from a function of our own.
+
+Knows nothing of schedules. OpenBLAS gets the product alone, and loops over the result compute the epilogue behind it; cuBLASLt gets the
+epilogue, too, so only what it knows: a bias, an operand added, relu.
+
+Parameters:
+  library     openblas or cublaslt
+  version     the library's version, as far as it counts: a kernel refuses to run with another one
+  algorithm   place in what cuBLASLt's heuristic returns, from 0 on; always 0 for openblas
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from tvm import IRModule, tirx
+from tvm.ir import Var
+
+from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates.hopper.read_gemm import GemmProblem, read_gemm
+from kerneldecl.templates.shared.column_major import FusedSteps, Product, fused_steps, product_of
+from kerneldecl.toolchain.companions import CUBLASLT_MATMUL, OPENBLAS_GEMM
+
+
+class _Types(NamedTuple):
+    """How cuBLASLt computes with operands of a dtype: numbers of cublasComputeType_t and cudaDataType, and the dtypes that D may have."""
+
+    compute: int
+    scale: int
+    out: tuple[str, ...]
+
+
+_DATA_TYPES = MappingProxyType(
+    {
+        "float32": 0,
+        "tfloat32": 0,
+        "float64": 1,
+        "float16": 2,
+        "int8": 3,
+        "int32": 10,
+        "bfloat16": 14,
+        "float8_e4m3fn": 28,
+        "float8_e5m2": 29,
+    }
+)
+"""cudaDataType of library_types.h."""
+_FLOAT8 = _Types(68, 0, ("float16", "bfloat16", "float32"))
+_COMPUTE = MappingProxyType(
+    {
+        ("float16", "float32"): _Types(68, 0, ("float16", "float32")),
+        ("float16", "float16"): _Types(64, 2, ("float16",)),
+        ("bfloat16", "float32"): _Types(68, 0, ("bfloat16", "float32")),
+        ("float32", "float32"): _Types(68, 0, ("float32",)),
+        ("tfloat32", "float32"): _Types(77, 0, ("float32",)),
+        ("float64", "float64"): _Types(70, 1, ("float64",)),
+        ("int8", "int32"): _Types(72, 10, ("int32",)),
+        ("float8_e4m3fn", "float32"): _FLOAT8,
+        ("float8_e5m2", "float32"): _FLOAT8,
+    }
+)
+"""By dtype of the operands and of the accumulators."""
+_EPILOGUE, _RELU, _BIAS = 1, 2, 4
+"""Bits of cublasLtEpilogue_t; the first stands for none."""
+_VECTOR_BYTES = 64
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
+    """Return a function that calls the library, or None where the function is no GEMM that the library takes."""
+    problem = read_gemm(mod)
+    product = product_of(problem) if problem else None
+    if problem is None or product is None or (params["library"] == "cublaslt") != (arch.gpu is not None):
+        return None
+    body = _cublaslt(problem, product, params) if arch.gpu else _openblas(problem, product, params)
+    if body is None:
+        return None
+    func = tirx.PrimFunc(list(problem.func_params), body)
+    return IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True, "s_tir": True})})
+
+
+def _cublaslt(problem: GemmProblem, product: Product, params: Mapping[str, Value]) -> Any | None:
+    """Return the call of cuBLASLt; None where it does not know the dtypes or the epilogue."""
+    types = _COMPUTE.get((product.dtypes[0], problem.contraction.accum_dtype))
+    steps = fused_steps(problem, product)
+    if types is None or steps is None or product.dtypes[2] not in types.out or not _are_operands(product.dtypes[:2]):
+        return None
+    a, b, d = product.a, product.b, product.d
+    batch, m, n, k = product.extents
+    pointers = [each.data if each is not None else 0 for each in (a.buffer, b.buffer, steps.add, steps.bias, d.buffer)]
+    data_types = [_DATA_TYPES[dtype] for dtype in product.dtypes]
+    described = [*data_types, types.compute, types.scale, _epilogue(steps), a.is_transposed, b.is_transposed]
+    sizes = [m, n, k, batch, a.pitch, b.pitch, d.pitch, a.batch_stride, b.batch_stride, d.batch_stride]
+    return _call(CUBLASLT_MATMUL, params["version"], *pointers, params["algorithm"], *described, *sizes)
+
+
+def _are_operands(dtypes: Sequence[str]) -> bool:
+    """Say whether cuBLASLt multiplies two dtypes: equal ones, and either float8 with the more precise one."""
+    return dtypes[0] == dtypes[1] != "float8_e5m2" or {*dtypes} == {"float8_e4m3fn", "float8_e5m2"}
+
+
+def _epilogue(steps: FusedSteps) -> int:
+    return (_RELU * steps.is_relu | _BIAS * (steps.bias is not None)) or _EPILOGUE
+
+
+def _openblas(problem: GemmProblem, product: Product, params: Mapping[str, Value]) -> Any | None:
+    """Return the call of OpenBLAS and the epilogue behind it; None for dtypes that it does not know."""
+    dtypes = {*product.dtypes, problem.contraction.accum_dtype}
+    if dtypes not in ({"float32"}, {"float64"}):
+        return None
+    a, b, d = product.a, product.b, product.d
+    batch, m, n, k = product.extents
+    described = [dtype_bytes(product.dtypes[0]), a.is_transposed, b.is_transposed]
+    sizes = [m, n, k, batch, a.pitch, b.pitch, d.pitch, a.batch_stride, b.batch_stride, d.batch_stride]
+    call = _call(OPENBLAS_GEMM, params["version"], a.buffer.data, b.buffer.data, d.buffer.data, *described, *sizes)
+    epilogue = _epilogue_loops(problem, product)
+    return call if epilogue is None else tirx.SeqStmt([call, epilogue])
+
+
+def _call(name: str, *args: Any) -> Any:
+    return tirx.Evaluate(tirx.call_cpacked(name, *(tirx.const(int(arg), "int64") if isinstance(arg, int) else arg for arg in args)))
+
+
+def _epilogue_loops(problem: GemmProblem, product: Product) -> Any | None:
+    """Return loops that make the epilogue of a result in place, rows on all cores; None where there is nothing to do."""
+    batch, m, n, _ = problem.extents
+    rows, columns = (n, m) if product.is_swapped else (m, n)
+    outer, inner = Var("outer", "int32"), Var("inner", "int32")
+    lanes = _VECTOR_BYTES // dtype_bytes(product.dtypes[2])
+    width = lanes if columns % lanes == 0 else 1
+    lane = Var("lane", "int32")
+    column, row = inner * width + lane if width > 1 else inner, outer % rows
+    place = (outer // rows, *((column, row) if product.is_swapped else (row, column)))
+    total = problem.out.buffer[tuple(problem.index_out(*place))]
+    value = problem.value(total, *place, problem.aux(*place))
+    if value.same_as(total):
+        return None
+    stored = tirx.BufferStore(problem.out.buffer, value, problem.index_out(*place))
+    if width > 1:
+        stored = tirx.For(lane, 0, width, tirx.ForKind.VECTORIZED, stored)
+    return tirx.For(outer, 0, batch * rows, tirx.ForKind.PARALLEL, tirx.For(inner, 0, columns // width, tirx.ForKind.SERIAL, stored))

@@ -1,0 +1,37 @@
+"""Owns the C++ sources that are linked with kernels whose objects call them: calls of vendors' libraries, the workspace allocator.
+
+Knows nothing of object files' formats, of kernels or of TVM.
+
+A source's functions are hidden in the library that it is linked into: libraries of several releases of kerneldecl live in one process. A
+change of what a function does, or takes, needs another name: objects, and what was measured of them, name the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+_FOLDER = Path(__file__).parent
+WORKSPACE_ALLOCATOR = _FOLDER / "workspace_pages.cpp"
+OPENBLAS_GEMM = "kerneldecl_openblas_gemm_1"
+CUBLASLT_MATMUL = "kerneldecl_cublaslt_matmul_1"
+CALLS: Mapping[str, tuple[Path, ...]] = MappingProxyType(
+    {
+        "__TVMBackendAllocWorkspace": (WORKSPACE_ALLOCATOR,),
+        OPENBLAS_GEMM: (_FOLDER / "vendor" / "openblas.cpp",),
+        CUBLASLT_MATMUL: (_FOLDER / "vendor" / "cublaslt.cpp", WORKSPACE_ALLOCATOR),
+    }
+)
+"""The sources that each function needs. TVM's allocator is not replaced where no device's memory is allocated."""
+VENDOR_CALLS = frozenset({OPENBLAS_GEMM, CUBLASLT_MATMUL})
+"""The functions that call a vendor's library."""
+
+
+def companions(objects: Sequence[Path], kind: str) -> list[str]:
+    """Return the compiler's arguments that add what objects for archs of a kind call; nothing where they call nothing."""
+    called = CALLS if kind == "cuda" else {name: CALLS[name] for name in (OPENBLAS_GEMM,)}
+    contents = [each.read_bytes() for each in objects]
+    needed = [sources for name, sources in called.items() if any(b"\0%b\0" % name.encode() in content for content in contents)]
+    sources = dict.fromkeys(str(source) for several in needed for source in several)
+    return ["-std=c++17", "-O2", "-fPIC", *sources, "-ldl"] if sources else []
