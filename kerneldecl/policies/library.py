@@ -1,4 +1,4 @@
-"""Owns the policy `library`: GEMMs by OpenBLAS or cuBLASLt, as candidates beside our own kernels.
+"""Owns the policy `library`: GEMMs by OpenBLAS or cuBLASLt, convolutions by cuDNN, as candidates beside our own kernels.
 
 Knows nothing of how a library is called. A library that is not there, or of another version, fails as a candidate, and says what to
 install.
@@ -20,10 +20,10 @@ from kerneldecl.policies.shared.traffic import moved_bytes
 
 IS_TUNER = True
 TRIALS = 0
-TEMPLATES = ("library_matmul",)
+TEMPLATES = ("library_matmul", "library_conv2d")
 KINDS = ("cpu", "cuda")
 ALGORITHMS = 8
-"""How many of the algorithms that cuBLASLt's heuristic returns are tried."""
+"""How many of the algorithms that the heuristic of cuBLASLt or cuDNN returns are tried."""
 _VERSION = re.compile(r"\d+(\.\d+){0,2}")
 
 
@@ -35,6 +35,8 @@ class Options:
     """As `scipy-openblas32` numbers its releases."""
     cublas: str = "13.1"
     """As `nvidia-cublas` numbers its releases."""
+    cudnn: str = "9.19"
+    """As `nvidia-cudnn-cu13` numbers its releases."""
 
     def problems(self) -> Iterator[str]:
         for name, version in vars(self).items():
@@ -48,15 +50,21 @@ def configurations(search: SearchSpace, options: Options) -> tuple[Proposal, ...
     if not isinstance(gemm, Contraction) or not gemm.is_plain:
         return ()
     secs = _least_secs(gemm, search.space, search.arch)
-    return tuple(Proposal(candidate, secs) for candidate in _candidates(gemm, search.arch, options))
+    return tuple(Proposal(candidate, secs) for candidate in _candidates(gemm, search.space, search.arch, options))
 
 
-def _candidates(gemm: Contraction, arch: Arch, options: Options) -> Iterator[Candidate]:
-    if arch.gpu:
+def _candidates(gemm: Contraction, space: IterSpace, arch: Arch, options: Options) -> Iterator[Candidate]:
+    if arch.gpu is None:
+        if gemm.accum_dtype in {"float32", "float64"}:
+            yield Candidate.of("library_matmul", {"library": "openblas", "version": options.openblas, "algorithm": 0})
+        return
+    reduction = next(block for block in space.blocks if block.is_reduction)
+    if len(gemm.k) > 1:  # a window's rows and columns are reduced as well as its channels
+        for engine in range(ALGORITHMS):
+            yield Candidate.of("library_conv2d", {"library": "cudnn", "version": options.cudnn, "engine": engine})
+    if sum(reduction.axes[axis].extent > 1 for axis in gemm.k) <= 1:
         for algorithm in range(ALGORITHMS):
             yield Candidate.of("library_matmul", {"library": "cublaslt", "version": options.cublas, "algorithm": algorithm})
-    elif gemm.accum_dtype in {"float32", "float64"}:
-        yield Candidate.of("library_matmul", {"library": "openblas", "version": options.openblas, "algorithm": 0})
 
 
 def _least_secs(gemm: Contraction, space: IterSpace, arch: Arch) -> float:

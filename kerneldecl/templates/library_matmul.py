@@ -20,7 +20,9 @@ from tvm.ir import Var
 
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.hopper.read_gemm import GemmProblem, read_gemm
-from kerneldecl.templates.shared.column_major import FusedSteps, Product, fused_steps, product_of
+from kerneldecl.templates.shared.column_major import Product, product_of
+from kerneldecl.templates.shared.library_epilogue import FusedSteps, Result, fused_steps
+from kerneldecl.templates.shared.vendor_call import function_of, vendor_call
 from kerneldecl.toolchain.companions import CUBLASLT_MATMUL, OPENBLAS_GEMM
 
 
@@ -73,16 +75,13 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if problem is None or product is None or (params["library"] == "cublaslt") != (arch.gpu is not None):
         return None
     body = _cublaslt(problem, product, params) if arch.gpu else _openblas(problem, product, params)
-    if body is None:
-        return None
-    func = tirx.PrimFunc(list(problem.func_params), body)
-    return IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True, "s_tir": True})})
+    return None if body is None else function_of(problem.func_params, body)
 
 
 def _cublaslt(problem: GemmProblem, product: Product, params: Mapping[str, Value]) -> Any | None:
     """Return the call of cuBLASLt; None where it does not know the dtypes or the epilogue."""
     types = _COMPUTE.get((product.dtypes[0], problem.contraction.accum_dtype))
-    steps = fused_steps(problem, product)
+    steps = fused_steps(_result(problem, product))
     if types is None or steps is None or product.dtypes[2] not in types.out or not _are_operands(product.dtypes[:2]):
         return None
     a, b, d = product.a, product.b, product.d
@@ -91,7 +90,7 @@ def _cublaslt(problem: GemmProblem, product: Product, params: Mapping[str, Value
     data_types = [_DATA_TYPES[dtype] for dtype in product.dtypes]
     described = [*data_types, types.compute, types.scale, _epilogue(steps), a.is_transposed, b.is_transposed]
     sizes = [m, n, k, batch, a.pitch, b.pitch, d.pitch, a.batch_stride, b.batch_stride, d.batch_stride]
-    return _call(CUBLASLT_MATMUL, params["version"], *pointers, params["algorithm"], *described, *sizes)
+    return vendor_call(CUBLASLT_MATMUL, params["version"], *pointers, params["algorithm"], *described, *sizes)
 
 
 def _are_operands(dtypes: Sequence[str]) -> bool:
@@ -112,13 +111,21 @@ def _openblas(problem: GemmProblem, product: Product, params: Mapping[str, Value
     batch, m, n, k = product.extents
     described = [dtype_bytes(product.dtypes[0]), a.is_transposed, b.is_transposed]
     sizes = [m, n, k, batch, a.pitch, b.pitch, d.pitch, a.batch_stride, b.batch_stride, d.batch_stride]
-    call = _call(OPENBLAS_GEMM, params["version"], a.buffer.data, b.buffer.data, d.buffer.data, *described, *sizes)
+    call = vendor_call(OPENBLAS_GEMM, params["version"], a.buffer.data, b.buffer.data, d.buffer.data, *described, *sizes)
     epilogue = _epilogue_loops(problem, product)
     return call if epilogue is None else tirx.SeqStmt([call, epilogue])
 
 
-def _call(name: str, *args: Any) -> Any:
-    return tirx.Evaluate(tirx.call_cpacked(name, *(tirx.const(int(arg), "int64") if isinstance(arg, int) else arg for arg in args)))
+def _result(problem: GemmProblem, product: Product) -> Result:
+    place = Var("batch", "int32"), Var("row", "int32"), Var("column", "int32")
+    return Result(
+        buffer=problem.out.buffer,
+        place=problem.index_out(*place),
+        fastest=place[1 if product.is_swapped else 2],
+        accum_dtype=problem.contraction.accum_dtype,
+        value=lambda total, values: problem.value(total, *place, values),
+        aux=problem.aux(*place),
+    )
 
 
 def _epilogue_loops(problem: GemmProblem, product: Product) -> Any | None:
