@@ -55,7 +55,7 @@ def configurations(search: SearchSpace, options: Options) -> tuple[Proposal, ...
 
 def _candidates(gemm: Contraction, space: IterSpace, arch: Arch, options: Options) -> Iterator[Candidate]:
     if arch.gpu is None:
-        if gemm.accum_dtype in {"float32", "float64"}:
+        if gemm.a.dtype == gemm.accum_dtype and gemm.accum_dtype in {"float32", "float64"}:
             yield Candidate.of("library_matmul", {"library": "openblas", "version": options.openblas, "algorithm": 0})
         return
     reduction = next(block for block in space.blocks if block.is_reduction)
