@@ -1,7 +1,7 @@
 """Owns the comparison of `dispatch = "fastest"` with a vendor's library alone, on the entries of a workspace, by its own records.
 
-Knows nothing of kernels. In a copy of the workspace (its declarations and committed records; --folder DIR keeps it) every entry of the target is
-built with `dispatch = "fastest"`. The library's best candidate and ours then stand in one race, and the table has the times of that race.
+Knows nothing of kernels. In a copy of the workspace (its declarations and committed records; --folder DIR keeps it) every entry of
+the target is built with `dispatch = "fastest"`. The library's best candidate and ours then stand in one race, whose times the table has.
 
     python benchmarks/libraries.py [--workspace benchmarks/hopper] [--target h200] [PATTERN …]
 """

@@ -1,7 +1,7 @@
 """Owns GEMMs by a vendor's library: OpenBLAS on CPUs, cuBLASLt on GPUs, called from a function of our own.
 
-Knows nothing of schedules. OpenBLAS gets the product alone, and loops over the result compute the epilogue behind it; cuBLASLt gets the
-epilogue, too, so only what it knows: a bias, an operand added, relu.
+Knows nothing of schedules. OpenBLAS gets parts of the product alone, each with loops of our own behind it for the epilogue; cuBLASLt gets
+the epilogue, too, so only what it knows: a bias, an operand added, relu.
 
 Parameters:
   library     openblas or cublaslt
@@ -15,15 +15,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tvm import IRModule, tirx
+from tvm import IRModule
 from tvm.ir import Var
 
-from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates.cpu.openblas_gemm import openblas_gemm
 from kerneldecl.templates.hopper.read_gemm import GemmProblem, read_gemm
 from kerneldecl.templates.shared.column_major import Product, product_of
 from kerneldecl.templates.shared.library_epilogue import FusedSteps, Result, fused_steps
 from kerneldecl.templates.shared.vendor_call import function_of, vendor_call
-from kerneldecl.toolchain.companions import CUBLASLT_MATMUL, OPENBLAS_GEMM
+from kerneldecl.toolchain.companions import CUBLASLT_MATMUL
 
 
 class _Types(NamedTuple):
@@ -65,7 +66,6 @@ _COMPUTE = MappingProxyType(
 """By dtype of the operands and of the accumulators."""
 _EPILOGUE, _RELU, _BIAS = 1, 2, 4
 """Bits of cublasLtEpilogue_t; the first stands for none."""
-_VECTOR_BYTES = 64
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
@@ -74,7 +74,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     product = product_of(problem) if problem else None
     if problem is None or product is None or (params["library"] == "cublaslt") != (arch.gpu is not None):
         return None
-    body = _cublaslt(problem, product, params) if arch.gpu else _openblas(problem, product, params)
+    body = _cublaslt(problem, product, params) if arch.gpu else openblas_gemm(problem, product, str(params["version"]), arch.the_cpu.cores)
     return None if body is None else function_of(problem.func_params, body)
 
 
@@ -102,20 +102,6 @@ def _epilogue(steps: FusedSteps) -> int:
     return (_RELU * steps.is_relu | _BIAS * (steps.bias is not None)) or _EPILOGUE
 
 
-def _openblas(problem: GemmProblem, product: Product, params: Mapping[str, Value]) -> Any | None:
-    """Return the call of OpenBLAS and the epilogue behind it; None for dtypes that it does not know."""
-    dtypes = {*product.dtypes, problem.contraction.accum_dtype}
-    if dtypes not in ({"float32"}, {"float64"}):
-        return None
-    a, b, d = product.a, product.b, product.d
-    batch, m, n, k = product.extents
-    described = [dtype_bytes(product.dtypes[0]), a.is_transposed, b.is_transposed]
-    sizes = [m, n, k, batch, a.pitch, b.pitch, d.pitch, a.batch_stride, b.batch_stride, d.batch_stride]
-    call = vendor_call(OPENBLAS_GEMM, params["version"], a.buffer.data, b.buffer.data, d.buffer.data, *described, *sizes)
-    epilogue = _epilogue_loops(problem, product)
-    return call if epilogue is None else tirx.SeqStmt([call, epilogue])
-
-
 def _result(problem: GemmProblem, product: Product) -> Result:
     place = Var("batch", "int32"), Var("row", "int32"), Var("column", "int32")
     return Result(
@@ -126,23 +112,3 @@ def _result(problem: GemmProblem, product: Product) -> Result:
         value=lambda total, values: problem.value(total, *place, values),
         aux=problem.aux(*place),
     )
-
-
-def _epilogue_loops(problem: GemmProblem, product: Product) -> Any | None:
-    """Return loops that make the epilogue of a result in place, rows on all cores; None where there is nothing to do."""
-    batch, m, n, _ = problem.extents
-    rows, columns = (n, m) if product.is_swapped else (m, n)
-    outer, inner = Var("outer", "int32"), Var("inner", "int32")
-    lanes = _VECTOR_BYTES // dtype_bytes(product.dtypes[2])
-    width = lanes if columns % lanes == 0 else 1
-    lane = Var("lane", "int32")
-    column, row = inner * width + lane if width > 1 else inner, outer % rows
-    place = (outer // rows, *((column, row) if product.is_swapped else (row, column)))
-    total = problem.out.buffer[tuple(problem.index_out(*place))]
-    value = problem.value(total, *place, problem.aux(*place))
-    if value.same_as(total):
-        return None
-    stored = tirx.BufferStore(problem.out.buffer, value, problem.index_out(*place))
-    if width > 1:
-        stored = tirx.For(lane, 0, width, tirx.ForKind.VECTORIZED, stored)
-    return tirx.For(outer, 0, batch * rows, tirx.ForKind.PARALLEL, tirx.For(inner, 0, columns // width, tirx.ForKind.SERIAL, stored))

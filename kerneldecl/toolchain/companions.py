@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 _FOLDER = Path(__file__).parent
 WORKSPACE_ALLOCATOR = _FOLDER / "workspace_pages.cpp"
+OPENBLAS_READY = "kerneldecl_openblas_ready_1"
 OPENBLAS_GEMM = "kerneldecl_openblas_gemm_1"
 CUBLASLT_MATMUL = "kerneldecl_cublaslt_matmul_1"
 CUDNN_CONV2D = "kerneldecl_cudnn_conv2d_1"
@@ -26,7 +27,7 @@ CALLS: Mapping[str, tuple[Path, ...]] = MappingProxyType(
     }
 )
 """The sources that each function needs. TVM's allocator is not replaced where no device's memory is allocated."""
-VENDOR_CALLS = frozenset({OPENBLAS_GEMM, CUBLASLT_MATMUL, CUDNN_CONV2D})
+VENDOR_CALLS = frozenset({OPENBLAS_READY, OPENBLAS_GEMM, CUBLASLT_MATMUL, CUDNN_CONV2D})
 """The functions that call a vendor's library."""
 
 

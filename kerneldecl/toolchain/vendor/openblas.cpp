@@ -1,6 +1,7 @@
 // Owns the call of OpenBLAS's GEMM. Knows nothing of schedules. Linked with kernels that name it; see companions.py.
 //
-// The product of one thread count is the same in every call. OpenBLAS allocates buffers for packed panels once, when it is loaded.
+// OpenBLAS runs in one thread, and is called in each thread of our kernels' pool: its own threads would spin on the cores that the loops behind
+// a product need. It allocates a buffer for packed panels for each thread that calls it, and keeps that.
 #include "vendor.h"
 
 namespace {
@@ -32,40 +33,38 @@ int load(const char* version) {
   auto set_threads = reinterpret_cast<void (*)(int)>(dlsym(library, "scipy_openblas_set_num_threads"));
   if (!found.sgemm || !found.dgemm || !config || !set_threads) return failed("%s lacks a function of scipy-openblas32", kSoname);
   if (sscanf(config(), "OpenBLAS %31s", found.version) != 1) return failed("%s does not say its version", kSoname);
-  // As many threads as the kernels beside it; without a word, OpenBLAS takes all cores of the machine.
-  const char* threads = getenv("TVM_NUM_THREADS");
-  if (threads && atoi(threads) > 0) set_threads(atoi(threads));
+  set_threads(1);
   __atomic_store_n(&blas, &found, __ATOMIC_RELEASE);
   return 0;
 }
 
 }  // namespace
 
-// C[i] = A[i] B[i] for i below `batch`, all in column-major order. Arguments: version, A, B, C, bytes of an element,
-// whether A and B are transposed, m, n, k, batch, then lda, ldb, ldc and the strides of the batch in elements.
-extern "C" __attribute__((visibility("hidden"))) int kerneldecl_openblas_gemm_1(void*, const Any* args, int32_t, Any*) {
+// Loads OpenBLAS. Argument: the version that it must have.
+extern "C" __attribute__((visibility("hidden"))) int kerneldecl_openblas_ready_1(void*, const Any* args, int32_t, Any*) {
   const char* version = args[0].text;
   if (!__atomic_load_n(&blas, __ATOMIC_ACQUIRE) && load(version) != 0) return -1;
-  if (!is_version(blas->version, version)) {
-    return failed("OpenBLAS %s is loaded, and this kernel was tuned with %s: pip install \"scipy-openblas32==%s.*\"", blas->version,
-                  version, version);
-  }
-  const char *a = static_cast<char*>(args[1].pointer), *b = static_cast<char*>(args[2].pointer);
-  char* c = static_cast<char*>(args[3].pointer);
-  const int64_t bytes = args[4].number;
-  const int trans_a = args[5].number ? kTransposed : kPlain, trans_b = args[6].number ? kTransposed : kPlain;
-  const int m = args[7].number, n = args[8].number, k = args[9].number;
-  const int lda = args[11].number, ldb = args[12].number, ldc = args[13].number;
-  for (int64_t i = 0; i < args[10].number; ++i) {
-    const void *ai = a + i * args[14].number * bytes, *bi = b + i * args[15].number * bytes;
-    void* ci = c + i * args[16].number * bytes;
-    if (bytes == 8) {
-      blas->dgemm(kColumnMajor, trans_a, trans_b, m, n, k, 1.0, static_cast<const double*>(ai), lda, static_cast<const double*>(bi), ldb, 0.0,
-                  static_cast<double*>(ci), ldc);
-    } else {
-      blas->sgemm(kColumnMajor, trans_a, trans_b, m, n, k, 1.0f, static_cast<const float*>(ai), lda, static_cast<const float*>(bi), ldb, 0.0f,
-                  static_cast<float*>(ci), ldc);
-    }
+  if (is_version(blas->version, version)) return 0;
+  return failed("OpenBLAS %s is loaded, and this kernel was tuned with %s: pip install \"scipy-openblas32==%s.*\"", blas->version, version,
+                version);
+}
+
+// D = A B in column-major order, once OpenBLAS is ready. Arguments: A, B, D, bytes of an element, the elements before A, B and D, whether A
+// and B are transposed, m, n, k, then lda, ldb, ldd.
+extern "C" __attribute__((visibility("hidden"))) int kerneldecl_openblas_gemm_1(void*, const Any* args, int32_t, Any*) {
+  const int64_t bytes = args[3].number;
+  const char* a = static_cast<const char*>(args[0].pointer) + args[4].number * bytes;
+  const char* b = static_cast<const char*>(args[1].pointer) + args[5].number * bytes;
+  char* d = static_cast<char*>(args[2].pointer) + args[6].number * bytes;
+  const int trans_a = args[7].number ? kTransposed : kPlain, trans_b = args[8].number ? kTransposed : kPlain;
+  const int m = args[9].number, n = args[10].number, k = args[11].number;
+  const int lda = args[12].number, ldb = args[13].number, ldd = args[14].number;
+  if (bytes == 8) {
+    blas->dgemm(kColumnMajor, trans_a, trans_b, m, n, k, 1.0, reinterpret_cast<const double*>(a), lda, reinterpret_cast<const double*>(b), ldb,
+                0.0, reinterpret_cast<double*>(d), ldd);
+  } else {
+    blas->sgemm(kColumnMajor, trans_a, trans_b, m, n, k, 1.0f, reinterpret_cast<const float*>(a), lda, reinterpret_cast<const float*>(b), ldb,
+                0.0f, reinterpret_cast<float*>(d), ldd);
   }
   return 0;
 }

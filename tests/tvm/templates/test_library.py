@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kerneldecl.compiler import canonical, cpu, cuda
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.host import detect
 from kerneldecl.hardware.vendor_libraries import load_vendor_library
+from kerneldecl.model import Arch
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import library
@@ -34,6 +36,10 @@ GEMMS: dict[str, dict[str, Any]] = {
     "heads": {"m": 8, "n": 16, "k": 20, "batch": 3, "heads": 2},
     "one row": {"m": 1, "n": 16, "k": 20, "epilogue": ("relu",)},
     "one column": {"m": 5, "n": 1, "k": 20},
+    "rows in parts": {"m": 203, "n": 48, "k": 64, "epilogue": ("bias", "gelu")},
+    "columns in parts": {"m": 40, "n": 208, "k": 64, "layout": "tt", "epilogue": ("bias", "add")},
+    "ragged columns in parts": {"m": 40, "n": 211, "k": 64, "layout": "tn", "epilogue": ("relu",)},
+    "batch in parts": {"m": 48, "n": 100, "k": 64, "batch": 2, "epilogue": ("add",)},
 }
 
 
@@ -41,9 +47,15 @@ def rule_of(name: str, attrs: dict[str, Any]) -> Rule:
     return load_rule(STANDARD, name)(**attrs)
 
 
+def of_cores(count: int) -> Arch:
+    """Return this machine with another number of cores: so many parts a product is cut into."""
+    host = detect()
+    return replace(host, cpu=replace(host.the_cpu, cores=count))
+
+
 def built(rule: Rule, folder: Path, version: str = VERSION) -> Any:
     """Return a kernel that calls OpenBLAS."""
-    mod, arch = canonical.lower(rule), detect()
+    mod, arch = canonical.lower(rule), of_cores(7)
     called = library_matmul.apply(mod, {"library": "openblas", "version": version, "algorithm": 0}, arch)
     assert called is not None
     (folder / "kernel.o").write_bytes(cpu.compile_object(cpu.scheduled_module(mod, called).mod, arch, "kd_x"))
