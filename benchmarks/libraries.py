@@ -25,11 +25,10 @@ from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.planning.workspace import open_workspace
 from kerneldecl.stages.session import Options, make_plan
 from kerneldecl.timing import median
+from kerneldecl.tuning.race import finalists
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("workloads.toml", "rules", "policies", "templates", "archs", "cache/record")
-NOISE = 1.01
-"""Medians of one race differ by so much where two kernels are equally fast."""
 
 
 def main() -> int:
@@ -47,7 +46,7 @@ def main() -> int:
         folder = options.folder or Path(scratch) / "workspace"
         copy_workspace(options.workspace, folder, options.target, options.policy)
         rows = list(_rows(folder, tuple(options.patterns) or (f"*@{options.target}",)))
-    slower = [row["entry"] for row in rows if row.get("fastest / library", 0.0) > NOISE]
+    slower = [row["entry"] for row in rows if row.get("beyond noise")]
     show('dispatch = "fastest": microseconds of one race', rows)
     print(
         f"{sum('library us' in row for row in rows)} of {len(rows)} entries have a library; slower than it: {', '.join(slower) or 'none'}"
@@ -90,8 +89,10 @@ def row_of(entry: EntryPlan) -> dict[str, Any]:
     if own:
         row["own us"] = min(map(_us, own))
     if library:
-        row["library us"] = min(map(_us, library))
-        row["fastest / library"] = row["fastest us"] / row["library us"]
+        best = min(library, key=_us)
+        row |= {"library us": _us(best), "fastest / library": _us(winner) / _us(best)}
+        # Turn by turn, as the race judges: what changed in between met both.
+        row |= {} if winner in finalists([winner, best]) else {"beyond noise": "slower"}
     failures = sorted({trial.failure for trial in entry.tuned.trials if is_library(trial) and trial.failure})
     return {**row, **({"library refused": failures[0][:80]} if failures and not library else {})}
 

@@ -48,7 +48,7 @@ from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
-_PACKED = ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked")
+_BY_NAME = ("tirx.tvm_call_packed", "tirx.call_extern")
 
 Call = tuple[str, dict[str, int]]
 """A launch: the kernel's name, and the extent of each launch parameter."""
@@ -170,7 +170,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     with tvm.transform.PassContext(config=_pass_config(func)), _source_only():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
-        vendor_calls = tuple(text for each in host.functions.values() for text in _packed_calls(each.body, VENDOR_CALLS))
+        vendor_calls = tuple(text for each in host.functions.values() for text in _named_calls(each.body, VENDOR_CALLS))
         if not devices:
             return _only_vendor_calls(host, finalize_host(), vendor_calls)
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
@@ -185,7 +185,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         calls = tuple(call for body in bodies for call in _calls(body))
         nan = any(gives_nan(carried(each, func)) for each in device.functions.values())
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
-    tensor_maps = tuple(text for body in bodies for text in _packed_calls(body, (_TENSOR_MAP,)))
+    tensor_maps = tuple(text for body in bodies for text in _named_calls(body, (_TENSOR_MAP,)))
     return _Generated(library, str(device_target.attrs["arch"]), bodies, calls, tensor_maps, vendor_calls, nan)
 
 
@@ -221,12 +221,12 @@ def _target(func: Any, arch: Arch) -> tvm.target.Target:
     return target_of(arch)
 
 
-def _packed_calls(body: Any, names: Collection[str]) -> list[str]:
+def _named_calls(body: Any, names: Collection[str]) -> list[str]:
     """Return the host's calls of functions, by name, with their arguments; encoding of TMA descriptors without a name, as ever."""
     found: list[str] = []
 
     def note(call: Any) -> None:
-        name = str(getattr(call.args[0], "value", "")) if call.op.name in _PACKED else ""
+        name = str(getattr(call.args[0], "value", "")) if call.op.name in _BY_NAME else ""
         if name in names:
             found.append(", ".join(map(str, call.args[1 if name == _TENSOR_MAP else 0 :])))
 

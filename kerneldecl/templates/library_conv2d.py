@@ -22,7 +22,7 @@ from kerneldecl.compiler.passes.nan import ATTRIBUTE
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.read_conv import Convolution, SlidingWindow, read_convolution
 from kerneldecl.templates.shared.library_epilogue import FusedSteps, Result, fused_steps
-from kerneldecl.templates.shared.vendor_call import function_of, vendor_call
+from kerneldecl.templates.shared.vendor_call import NULL, function_of, vendor_call
 from kerneldecl.toolchain.companions import CUDNN_CONV2D
 
 _DATA_TYPES = MappingProxyType({"float32": 0, "float16": 2, "bfloat16": 9})
@@ -73,9 +73,9 @@ def _body(convolution: Convolution, steps: FusedSteps, params: Mapping[str, Valu
         *(params["engine"], _DATA_TYPES[str(convolution.image.dtype)], _DATA_TYPES[str(convolution.out.dtype)], propagates_nan),
         *(steps.is_relu, convolution.images, convolution.channels, convolution.filters, rows.image, columns.image),
         *(rows.results, columns.results, rows.taps, columns.taps, rows.stride, columns.stride, rows.dilation, columns.dilation),
-        *(rows.padding, columns.padding, _padding_after(rows), _padding_after(columns), steps.add is not None, steps.bias is not None),
+        *(rows.padding, columns.padding, _padding_after(rows), _padding_after(columns)),
     ]
-    call = vendor_call(CUDNN_CONV2D, params["version"], *(0 if each is None else each.data for each in buffers), *numbers)
+    call = vendor_call(CUDNN_CONV2D, params["version"], *(NULL if each is None else each.data for each in buffers), *numbers)
     return call if is_in_order else tirx.SeqStmt([tirx.AllocBuffer(weights), _copied(convolution, weights), call])
 
 

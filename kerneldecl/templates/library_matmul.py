@@ -23,7 +23,7 @@ from kerneldecl.templates.cpu.openblas_gemm import openblas_gemm
 from kerneldecl.templates.hopper.read_gemm import GemmProblem, read_gemm
 from kerneldecl.templates.shared.column_major import Product, product_of
 from kerneldecl.templates.shared.library_epilogue import FusedSteps, Result, fused_steps
-from kerneldecl.templates.shared.vendor_call import function_of, vendor_call
+from kerneldecl.templates.shared.vendor_call import NULL, function_of, vendor_call
 from kerneldecl.toolchain.companions import CUBLASLT_MATMUL
 
 
@@ -86,7 +86,7 @@ def _cublaslt(problem: GemmProblem, product: Product, params: Mapping[str, Value
         return None
     a, b, d = product.a, product.b, product.d
     batch, m, n, k = product.extents
-    pointers = [each.data if each is not None else 0 for each in (a.buffer, b.buffer, steps.add, steps.bias, d.buffer)]
+    pointers = [NULL if each is None else each.data for each in (a.buffer, b.buffer, steps.add, steps.bias, d.buffer)]
     data_types = [_DATA_TYPES[dtype] for dtype in product.dtypes]
     described = [*data_types, types.compute, types.scale, _epilogue(steps), a.is_transposed, b.is_transposed]
     sizes = [m, n, k, batch, a.pitch, b.pitch, d.pitch, a.batch_stride, b.batch_stride, d.batch_stride]

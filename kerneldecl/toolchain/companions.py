@@ -8,7 +8,7 @@ change of what a function does, or takes, needs another name: objects, and what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -33,8 +33,16 @@ VENDOR_CALLS = frozenset({OPENBLAS_READY, OPENBLAS_GEMM, CUBLASLT_MATMUL, CUDNN_
 
 def companions(objects: Sequence[Path], kind: str) -> list[str]:
     """Return the compiler's arguments that add what objects for archs of a kind call; nothing where they call nothing."""
-    called = CALLS if kind == "cuda" else {name: CALLS[name] for name in (OPENBLAS_GEMM,)}
-    contents = [each.read_bytes() for each in objects]
-    needed = [sources for name, sources in called.items() if any(b"\0%b\0" % name.encode() in content for content in contents)]
-    sources = dict.fromkeys(str(source) for several in needed for source in several)
+    sources = _sources(objects, CALLS if kind == "cuda" else CALLS.keys() & VENDOR_CALLS)
     return ["-std=c++17", "-O2", "-fPIC", *sources, "-ldl"] if sources else []
+
+
+def vendor_sources(objects: Sequence[Path]) -> list[str]:
+    """Return the sources of the calls of vendors' libraries that objects make, for whoever compiles them."""
+    return _sources(objects, CALLS.keys() & VENDOR_CALLS)
+
+
+def _sources(objects: Sequence[Path], names: Collection[str]) -> list[str]:
+    contents = [each.read_bytes() for each in objects]
+    needed = [CALLS[name] for name in CALLS if name in names and any(b"\0%b\0" % name.encode() in content for content in contents)]
+    return list(dict.fromkeys(str(source) for several in needed for source in several))

@@ -68,7 +68,7 @@ def _call(product: Product, part: _Part) -> Any:
     )
     described = (dtype_bytes(product.dtypes[0]), *offsets, a.is_transposed, b.is_transposed)
     sizes = (_wide(part.rows), _wide(part.columns), product.extents[3], a.pitch, b.pitch, d.pitch)
-    return vendor_call(OPENBLAS_GEMM, *(_data(each) for each in (a, b, d)), *described, *sizes)
+    return vendor_call(OPENBLAS_GEMM, *(_data(each) for each in (a, b, d)), *described, *sizes, can_fail=False)
 
 
 def _data(matrix: Stored) -> Any:

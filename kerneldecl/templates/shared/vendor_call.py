@@ -10,10 +10,15 @@ from typing import Any
 
 from tvm import IRModule, tirx
 
+NULL = tirx.reinterpret("handle", tirx.const(0, "uint64"))
+"""The address of a buffer that there is not."""
 
-def vendor_call(name: str, *args: Any) -> Any:
-    """Return the statement that calls a function with buffers' addresses, numbers and texts."""
-    return tirx.Evaluate(tirx.call_cpacked(name, *(tirx.const(int(arg), "int64") if isinstance(arg, int) else arg for arg in args)))
+
+def vendor_call(name: str, *args: Any, can_fail: bool = True) -> Any:
+    """Return the statement that calls a function with texts, buffers' addresses and numbers, and raises the error that it sets."""
+    # Not call_cpacked: TVM 0.27 declares a packed function anew in each call, and LLVM gives the second one of a module another name.
+    call = tirx.call_extern("int32", name, *(tirx.const(int(arg), "int64") if isinstance(arg, int) else arg for arg in args))
+    return tirx.IfThenElse(call != 0, tirx.Evaluate(tirx.tvm_throw_last_error()), None) if can_fail else tirx.Evaluate(call)
 
 
 def function_of(params: Sequence[Any], body: Any) -> IRModule:

@@ -55,7 +55,6 @@ enum Number {
   kAlgorithm, kTypeA, kTypeB, kTypeD, kCompute, kScale, kEpilogueOf, kTransposeA, kTransposeB,
   kM, kN, kK, kBatch, kLdA, kLdB, kLdD, kStrideA, kStrideB, kStrideD, kNumbers,
 };
-constexpr int kFirstNumber = 6;  // behind version, A, B, C, bias and D
 
 struct Plan {
   Plan* next;
@@ -149,13 +148,9 @@ int chosen(Plan* plan) {
 }
 
 // Returns the plan of a problem on a device, made when it is first wanted and then kept; null with an error set.
-Plan* plan_of(int device, const Any* args) {
-  int64_t numbers[kNumbers];
+Plan* plan_of(int device, const int64_t (&numbers)[kNumbers], bool has_bias) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (int i = 0; i < kNumbers; ++i) {
-    numbers[i] = args[kFirstNumber + i].number;
-    hash = (hash ^ static_cast<uint64_t>(numbers[i])) * 1099511628211u;
-  }
+  for (int64_t number : numbers) hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
   Plan** bucket = &plans[(hash ^ hash >> 32) % kBuckets];
   void* handle = nullptr;
   for (Plan* plan = *bucket; plan; plan = plan->next) {
@@ -174,7 +169,7 @@ Plan* plan_of(int device, const Any* args) {
     refused("its start on this GPU", status);
     return nullptr;
   }
-  status = described(plan, args[4].pointer != nullptr);
+  status = described(plan, has_bias);
   if (status) refused("the description of this product", status);
   if (status || chosen(plan) != 0) return nullptr;
   plan->next = *bucket;
@@ -198,24 +193,26 @@ const void* scalar(int type, bool is_one) {
 
 }  // namespace
 
-// D = epilogue(A B + C + bias) in column-major order. Arguments: version, A, B, C, bias and D, C and bias 0 where there is none, then
-// the numbers above.
-extern "C" __attribute__((visibility("hidden"))) int kerneldecl_cublaslt_matmul_1(void*, const Any* args, int32_t, Any*) {
-  const char* version = args[0].text;
+// D = epilogue(A B + C + bias) in column-major order; C and bias are null where there is none. The numbers are those above. Returns -1 with
+// an error set where it fails.
+extern "C" __attribute__((visibility("hidden"))) int kerneldecl_cublaslt_matmul_1(
+    const char* version, const void* a, const void* b, const void* c, const void* bias, void* d, int64_t algorithm, int64_t type_a,
+    int64_t type_b, int64_t type_d, int64_t compute, int64_t scale_type, int64_t epilogue, int64_t trans_a, int64_t trans_b, int64_t m, int64_t n,
+    int64_t k, int64_t batch, int64_t lda, int64_t ldb, int64_t ldd, int64_t stride_a, int64_t stride_b, int64_t stride_d) {
+  const int64_t numbers[kNumbers] = {algorithm, type_a, type_b, type_d, compute, scale_type, epilogue, trans_a,  trans_b, m,
+                                     n,         k,      batch,  lda,    ldb,     ldd,        stride_a, stride_b, stride_d};
   if (!__atomic_load_n(&is_loaded, __ATOMIC_ACQUIRE) && load(version) != 0) return -1;
   if (!is_version(library.version, version)) {
     return failed("cuBLASLt %s is loaded, and this kernel was tuned with %s: pip install \"nvidia-cublas==%s.*\"", library.version, version,
                   version);
   }
-  const void *a = args[1].pointer, *b = args[2].pointer, *c = args[3].pointer, *bias = args[4].pointer;
-  void* d = args[5].pointer;
   for (const void* each : {a, b, c, static_cast<const void*>(d)}) {
     if (reinterpret_cast<uintptr_t>(each) % kAlignment) return failed("cuBLASLt needs arguments that are aligned to 16 bytes");
   }
   Lock lock(&mutex);
   int device = 0;
   if (library.current_device(&device) != 0) return failed("there is no CUDA context in this thread");
-  Plan* plan = plan_of(device, args);
+  Plan* plan = plan_of(device, numbers, bias != nullptr);
   if (!plan) return -1;
   int status = bias ? library.desc_set(plan->desc, kBiasPointer, &bias, sizeof(bias)) : 0;
   if (status) return refused("the address of the bias", status);

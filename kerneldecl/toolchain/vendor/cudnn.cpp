@@ -45,7 +45,6 @@ enum Number {
   kHeight, kWidth, kRows, kColumns, kTapRows, kTapColumns, kStrideH, kStrideW, kDilationH, kDilationW, kPadTop, kPadLeft, kPadBottom, kPadRight,
   kHasAdd, kHasBias, kNumbers,
 };
-constexpr int kFirstNumber = 6;  // behind version, X, W, add, bias and Y
 enum Id : int64_t { kX = 1, kW, kAddend, kBias, kY, kVirtual };
 
 struct Plan {
@@ -228,9 +227,7 @@ int chosen(Plan* plan) {
 }
 
 // Returns the plan of a problem on a device, made when it is first wanted and then kept; null with an error set.
-Plan* plan_of(int device, const Any* args) {
-  int64_t numbers[kNumbers];
-  for (int i = 0; i < kNumbers; ++i) numbers[i] = args[kFirstNumber + i].number;
+Plan* plan_of(int device, const int64_t (&numbers)[kNumbers]) {
   void* handle = nullptr;
   for (Plan* plan = plans; plan; plan = plan->next) {
     if (plan->device != device) continue;
@@ -253,14 +250,14 @@ Plan* plan_of(int device, const Any* args) {
   return plan;
 }
 
-int executed(const Plan& plan, const Any* args, void* workspace) {
+int executed(const Plan& plan, void* const (&tensors)[5], void* workspace) {
   int64_t ids[5];
   void* pointers[5];
   int64_t count = 0;
   for (int i = 0; i < 5; ++i) {
-    if (!args[1 + i].pointer) continue;
+    if (!tensors[i]) continue;
     ids[count] = kX + i;
-    pointers[count++] = args[1 + i].pointer;
+    pointers[count++] = tensors[i];
   }
   Builder builder;
   Descriptor pack = builder.made(kVariantPack);
@@ -275,29 +272,36 @@ int executed(const Plan& plan, const Any* args, void* workspace) {
 
 }  // namespace
 
-// Y = epilogue(conv2d(X, W)), X [n, h, w, c], W [f, r, s, c]. Arguments: version, X, W, add, bias and Y, add and bias 0 where there is
-// none, then the numbers above.
-extern "C" __attribute__((visibility("hidden"))) int kerneldecl_cudnn_conv2d_1(void*, const Any* args, int32_t, Any*) {
-  const char* version = args[0].text;
+// Y = epilogue(conv2d(X, W)), X [n, h, w, c], W [f, r, s, c]; add and bias are null where there is none. The numbers are those above.
+// Returns -1 with an error set where it fails.
+extern "C" __attribute__((visibility("hidden"))) int kerneldecl_cudnn_conv2d_1(
+    const char* version, void* x, void* w, void* add, void* bias, void* y, int64_t engine, int64_t type, int64_t type_y, int64_t propagates_nan,
+    int64_t is_relu, int64_t images, int64_t channels, int64_t filters, int64_t height, int64_t width, int64_t rows, int64_t columns,
+    int64_t tap_rows, int64_t tap_columns, int64_t stride_h, int64_t stride_w, int64_t dilation_h, int64_t dilation_w, int64_t pad_top,
+    int64_t pad_left, int64_t pad_bottom, int64_t pad_right) {
+  const int64_t numbers[kNumbers] = {engine,     type,       type_y,  propagates_nan, is_relu,    images,         channels,       filters,
+                                     height,     width,      rows,    columns,        tap_rows,   tap_columns,    stride_h,       stride_w,
+                                     dilation_h, dilation_w, pad_top, pad_left,       pad_bottom, pad_right,      add != nullptr, bias != nullptr};
+  void* const tensors[5] = {x, w, add, bias, y};
   if (!__atomic_load_n(&is_loaded, __ATOMIC_ACQUIRE) && load(version) != 0) return -1;
   if (!is_version(library.version, version)) {
     return failed("cuDNN %s is loaded, and this kernel was tuned with %s: pip install \"nvidia-cudnn-cu13==%s.*\"", library.version, version,
                   version);
   }
-  for (int i = 1; i < kFirstNumber; ++i) {
-    if (args[i].number % kAlignment) return failed("cuDNN needs arguments that are aligned to 16 bytes");
+  for (void* each : tensors) {
+    if (reinterpret_cast<uintptr_t>(each) % kAlignment) return failed("cuDNN needs arguments that are aligned to 16 bytes");
   }
   Lock lock(&mutex);
   int device = 0;
   if (library.current_device(&device) != 0) return failed("there is no CUDA context in this thread");
-  Plan* plan = plan_of(device, args);
+  Plan* plan = plan_of(device, numbers);
   if (!plan) return -1;
   int status = library.set_stream(plan->handle, TVMFFIEnvGetStream(kCuda, device));
   if (status) return refused("its stream", status);
   const uint64_t bytes = plan->workspace_bytes;
   void* workspace = bytes ? __TVMBackendAllocWorkspace(kCuda, device, bytes, 1, 8) : nullptr;
   if (bytes && !workspace) return failed("out of memory: cuDNN's workspace of %zu bytes", static_cast<size_t>(bytes));
-  status = executed(*plan, args, workspace);
+  status = executed(*plan, tensors, workspace);
   if (workspace) __TVMBackendFreeWorkspace(kCuda, device, workspace);
   return status ? refused("the convolution", status) : 0;
 }

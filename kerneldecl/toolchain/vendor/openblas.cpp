@@ -40,25 +40,22 @@ int load(const char* version) {
 
 }  // namespace
 
-// Loads OpenBLAS. Argument: the version that it must have.
-extern "C" __attribute__((visibility("hidden"))) int kerneldecl_openblas_ready_1(void*, const Any* args, int32_t, Any*) {
-  const char* version = args[0].text;
+// Loads OpenBLAS, which must have this version; returns -1 with an error set where it cannot.
+extern "C" __attribute__((visibility("hidden"))) int kerneldecl_openblas_ready_1(const char* version) {
   if (!__atomic_load_n(&blas, __ATOMIC_ACQUIRE) && load(version) != 0) return -1;
   if (is_version(blas->version, version)) return 0;
   return failed("OpenBLAS %s is loaded, and this kernel was tuned with %s: pip install \"scipy-openblas32==%s.*\"", blas->version, version,
                 version);
 }
 
-// D = A B in column-major order, once OpenBLAS is ready. Arguments: A, B, D, bytes of an element, the elements before A, B and D, whether A
-// and B are transposed, m, n, k, then lda, ldb, ldd.
-extern "C" __attribute__((visibility("hidden"))) int kerneldecl_openblas_gemm_1(void*, const Any* args, int32_t, Any*) {
-  const int64_t bytes = args[3].number;
-  const char* a = static_cast<const char*>(args[0].pointer) + args[4].number * bytes;
-  const char* b = static_cast<const char*>(args[1].pointer) + args[5].number * bytes;
-  char* d = static_cast<char*>(args[2].pointer) + args[6].number * bytes;
-  const int trans_a = args[7].number ? kTransposed : kPlain, trans_b = args[8].number ? kTransposed : kPlain;
-  const int m = args[9].number, n = args[10].number, k = args[11].number;
-  const int lda = args[12].number, ldb = args[13].number, ldd = args[14].number;
+// D = A B in column-major order, once OpenBLAS is ready, on elements of so many bytes. Offsets are elements before A, B and D.
+extern "C" __attribute__((visibility("hidden"))) int kerneldecl_openblas_gemm_1(
+    const char* a, const char* b, char* d, int64_t bytes, int64_t a_offset, int64_t b_offset, int64_t d_offset, int64_t is_a_transposed,
+    int64_t is_b_transposed, int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldd) {
+  a += a_offset * bytes;
+  b += b_offset * bytes;
+  d += d_offset * bytes;
+  const int trans_a = is_a_transposed ? kTransposed : kPlain, trans_b = is_b_transposed ? kTransposed : kPlain;
   if (bytes == 8) {
     blas->dgemm(kColumnMajor, trans_a, trans_b, m, n, k, 1.0, reinterpret_cast<const double*>(a), lda, reinterpret_cast<const double*>(b), ldb,
                 0.0, reinterpret_cast<double*>(d), ldd);

@@ -1,4 +1,4 @@
-// Owns what the calls of vendors' libraries share: arguments of TVM's calling convention, errors, finding a library when it is first called.
+// Owns what the calls of vendors' libraries share: errors, finding a library when it is first called.
 // Knows nothing of any one library. Compiled without TVM's headers: what is declared here is tvm_ffi's stable C interface.
 #pragma once
 #include <dlfcn.h>
@@ -12,7 +12,7 @@
 
 extern "C" {
 
-// TVMFFIAny of tvm/ffi/c_api.h: a value of a type.
+// TVMFFIAny: a value of a type.
 struct Any {
   int32_t type_index;
   uint32_t small_size;
