@@ -1,4 +1,5 @@
-"""Owns convolutions by cuDNN, called from a function of our own with the epilogue that cuDNN knows: a bias, an operand added, relu.
+"""Owns convolutions by cuDNN, called from a function of our own with the epilogue that cuDNN knows: a bias, an operand added, relu, gelu
+by tanh.
 
 Knows nothing of schedules. cuDNN wants weights with their channels innermost: where they lie otherwise, a kernel of our own copies them to
 a workspace first, in every call.
@@ -27,6 +28,8 @@ from kerneldecl.toolchain.companions import CUDNN_CONV2D
 
 _DATA_TYPES = MappingProxyType({"float32": 0, "float16": 2, "bfloat16": 9})
 """cudnnDataType_t of cudnn_graph.h."""
+_ACTIVATIONS = MappingProxyType({"": -1, "relu": 100, "gelu_tanh": 107})
+"""cudnnPointwiseMode_t; negative for none."""
 _THREADS = 256
 
 
@@ -71,7 +74,7 @@ def _body(convolution: Convolution, steps: FusedSteps, params: Mapping[str, Valu
     buffers = (convolution.image, weights, steps.add, steps.bias, convolution.out)
     numbers = [
         *(params["engine"], _DATA_TYPES[str(convolution.image.dtype)], _DATA_TYPES[str(convolution.out.dtype)], propagates_nan),
-        *(steps.is_relu, convolution.images, convolution.channels, convolution.filters, rows.image, columns.image),
+        *(_ACTIVATIONS[steps.activation], convolution.images, convolution.channels, convolution.filters, rows.image, columns.image),
         *(rows.results, columns.results, rows.taps, columns.taps, rows.stride, columns.stride, rows.dilation, columns.dilation),
         *(rows.padding, columns.padding, _padding_after(rows), _padding_after(columns)),
     ]

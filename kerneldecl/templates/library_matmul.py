@@ -1,7 +1,7 @@
 """Owns GEMMs by a vendor's library: OpenBLAS on CPUs, cuBLASLt on GPUs, called from a function of our own.
 
 Knows nothing of schedules. OpenBLAS gets parts of the product alone, each with loops of our own behind it for the epilogue; cuBLASLt gets
-the epilogue, too, so only what it knows: a bias, an operand added, relu.
+the epilogue, too, so only what it knows: a bias, an operand added, relu, gelu by tanh.
 
 Parameters:
   library     openblas or cublaslt
@@ -64,8 +64,9 @@ _COMPUTE = MappingProxyType(
     }
 )
 """By dtype of the operands and of the accumulators."""
-_EPILOGUE, _RELU, _BIAS = 1, 2, 4
-"""Bits of cublasLtEpilogue_t; the first stands for none."""
+_NO_EPILOGUE, _BIAS = 1, 4
+_ACTIVATIONS = MappingProxyType({"": 0, "relu": 2, "gelu_tanh": 32})
+"""Bits of cublasLtEpilogue_t, as are those above."""
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
@@ -99,7 +100,7 @@ def _are_operands(dtypes: Sequence[str]) -> bool:
 
 
 def _epilogue(steps: FusedSteps) -> int:
-    return (_RELU * steps.is_relu | _BIAS * (steps.bias is not None)) or _EPILOGUE
+    return (_ACTIVATIONS[steps.activation] | _BIAS * (steps.bias is not None)) or _NO_EPILOGUE
 
 
 def _result(problem: GemmProblem, product: Product) -> Result:

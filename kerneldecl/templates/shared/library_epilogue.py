@@ -1,12 +1,13 @@
-"""Owns the epilogues that vendors' libraries know: an operand added, a bias, relu.
+"""Owns the epilogues that vendors' libraries know: an operand added, a bias, relu or gelu by tanh.
 
 Knows nothing of what is accumulated, or of any one library.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tvm_ffi
 from tvm import tirx
@@ -35,7 +36,7 @@ class FusedSteps(NamedTuple):
     """The buffer of an operand of the result's shape and dtype."""
     bias: Any | None = None
     """The buffer of a vector along the result's contiguous axis."""
-    is_relu: bool = False
+    activation: Literal["", "relu", "gelu_tanh"] = ""
 
 
 def fused_steps(result: Result) -> FusedSteps | None:
@@ -43,11 +44,11 @@ def fused_steps(result: Result) -> FusedSteps | None:
     total = Var("total", result.accum_dtype)
     values = [Var(f"aux{number}", str(load.ty.dtype)) for number, load in enumerate(result.aux)]
     expr = _uncast(result.value(total, values))
-    is_relu = isinstance(expr, tirx.Max) and _is_zero(expr.b)
-    terms = _terms(expr.a if is_relu else expr)
+    activation, expr = _activation(expr)
+    terms = _terms(expr)
     if sum(term.same_as(total) for term in terms) != 1 or len(terms) != 1 + len(values):
         return None
-    steps = FusedSteps(is_relu=is_relu)
+    steps = FusedSteps(activation=activation)
     for load in (result.aux[at] for at in _positions(terms, values)):
         if steps.bias is None and len(load.source.shape) == 1 and _reads(load, [result.fastest]) and _has_dtype(load, result.buffer):
             steps = steps._replace(bias=load.source)
@@ -56,6 +57,24 @@ def fused_steps(result: Result) -> FusedSteps | None:
         else:
             return None
     return steps
+
+
+def _activation(expr: Any) -> tuple[Literal["", "relu", "gelu_tanh"], Any]:
+    """Return an expression's activation and what that is applied to."""
+    if isinstance(expr, tirx.Max) and _is_zero(expr.b):
+        return "relu", expr.a
+    if isinstance(expr, tirx.Mul) and isinstance(expr.a, tirx.Mul) and tvm_ffi.structural_equal(expr, _gelu_tanh(expr.a.b)):
+        return "gelu_tanh", expr.a.b
+    return "", expr
+
+
+def _gelu_tanh(x: Any) -> Any:
+    """Return x / 2 * (1 + tanh(sqrt(2 / pi) * x * (1 + 0.044715 * x * x))), in the order in which Relax and the rules multiply."""
+
+    def const(value: float) -> Any:
+        return tirx.const(value, x.ty.dtype)
+
+    return const(0.5) * x * (const(1) + tirx.tanh(const(math.sqrt(2 / math.pi)) * x * (const(1) + const(0.044715) * x * x)))
 
 
 def _positions(terms: Sequence[Any], values: Sequence[Any]) -> list[int]:

@@ -41,7 +41,7 @@ struct Library {
 };
 
 enum Number {
-  kEngineIndex, kTypeOf, kTypeOfY, kPropagatesNan, kIsRelu, kImages, kChannels, kFilters,
+  kEngineIndex, kTypeOf, kTypeOfY, kPropagatesNan, kActivation, kImages, kChannels, kFilters,
   kHeight, kWidth, kRows, kColumns, kTapRows, kTapColumns, kStrideH, kStrideW, kDilationH, kDilationW, kPadTop, kPadLeft, kPadBottom, kPadRight,
   kHasAdd, kHasBias, kNumbers,
 };
@@ -139,14 +139,14 @@ struct Builder {
   }
 };
 
-// Returns the graph of a convolution and its epilogue: add, then bias, then relu.
+// Returns the graph of a convolution and its epilogue: add, then bias, then the activation.
 Descriptor graph_of(const Plan& plan, Builder* builder) {
   const int64_t* of = plan.numbers;
   const int64_t x_dims[4] = {of[kImages], of[kChannels], of[kHeight], of[kWidth]};
   const int64_t w_dims[4] = {of[kFilters], of[kChannels], of[kTapRows], of[kTapColumns]};
   const int64_t y_dims[4] = {of[kImages], of[kFilters], of[kRows], of[kColumns]}, bias_dims[4] = {1, of[kFilters], 1, 1};
   const int type = of[kTypeOf], out_type = of[kTypeOfY];
-  int64_t left = of[kHasAdd] + of[kHasBias] + of[kIsRelu], id = kVirtual;
+  int64_t left = of[kHasAdd] + of[kHasBias] + (of[kActivation] >= 0), id = kVirtual;
   auto next = [&] { return left-- ? builder->tensor(id++, kFloat32, y_dims, true) : builder->tensor(kY, out_type, y_dims); };
   Descriptor x = builder->tensor(kX, type, x_dims), w = builder->tensor(kW, type, w_dims), y = next();
 
@@ -176,7 +176,7 @@ Descriptor graph_of(const Plan& plan, Builder* builder) {
   };
   if (of[kHasAdd]) append(kAdd, builder->tensor(kAddend, out_type, y_dims), false);
   if (of[kHasBias]) append(kAdd, builder->tensor(kBias, out_type, bias_dims), false);
-  if (of[kIsRelu]) append(kRelu, nullptr, of[kPropagatesNan]);
+  if (of[kActivation] >= 0) append(of[kActivation], nullptr, of[kActivation] == kRelu && of[kPropagatesNan]);
 
   Descriptor graph = builder->made(kGraph);
   builder->set(graph, 800, kHandle, 1, &plan.handle);
@@ -276,10 +276,10 @@ int executed(const Plan& plan, void* const (&tensors)[5], void* workspace) {
 // Returns -1 with an error set where it fails.
 extern "C" __attribute__((visibility("hidden"))) int kerneldecl_cudnn_conv2d_1(
     const char* version, void* x, void* w, void* add, void* bias, void* y, int64_t engine, int64_t type, int64_t type_y, int64_t propagates_nan,
-    int64_t is_relu, int64_t images, int64_t channels, int64_t filters, int64_t height, int64_t width, int64_t rows, int64_t columns,
+    int64_t activation, int64_t images, int64_t channels, int64_t filters, int64_t height, int64_t width, int64_t rows, int64_t columns,
     int64_t tap_rows, int64_t tap_columns, int64_t stride_h, int64_t stride_w, int64_t dilation_h, int64_t dilation_w, int64_t pad_top,
     int64_t pad_left, int64_t pad_bottom, int64_t pad_right) {
-  const int64_t numbers[kNumbers] = {engine,     type,       type_y,  propagates_nan, is_relu,    images,         channels,       filters,
+  const int64_t numbers[kNumbers] = {engine,     type,       type_y,  propagates_nan, activation,    images,         channels,       filters,
                                      height,     width,      rows,    columns,        tap_rows,   tap_columns,    stride_h,       stride_w,
                                      dilation_h, dilation_w, pad_top, pad_left,       pad_bottom, pad_right,      add != nullptr, bias != nullptr};
   void* const tensors[5] = {x, w, add, bias, y};

@@ -122,6 +122,17 @@ def test_cublaslt_computes_in_the_dtypes_of_the_rule(attrs: dict[str, Any], numb
 
 
 @pytest.mark.parametrize(
+    ("epilogue", "bits"),
+    [((), "1"), (("relu",), "2"), (("bias",), "4"), (("add", "bias", "gelu_tanh"), "36"), (("gelu_tanh",), "32")],
+)
+def test_cublaslt_gets_the_epilogue_that_it_knows(epilogue: tuple[str, ...], bits: str) -> None:
+    call = call_of(library_matmul, "matmul", {"m": 32, "n": 64, "k": 16, "dtype": "float16", "epilogue": epilogue})
+    assert call is not None
+    assert call[13] == bits
+    assert (call[4] != "0", call[5] != "0") == ("add" in epilogue, "bias" in epilogue)
+
+
+@pytest.mark.parametrize(
     "attrs",
     [
         {"epilogue": ("gelu",)},  # cuBLASLt's is the approximation by tanh
@@ -142,7 +153,7 @@ def test_a_convolution_for_cudnn_has_its_weights_copied_to_channels_innermost() 
     call = call_of(library_conv2d, "conv2d", {**CONVOLUTION, "epilogue": ("bias", "add", "relu")})
     assert call is not None
     assert call[:7] == ['"kerneldecl_cudnn_conv2d_1"', '"13.1"', "X.data", "weights.data", "residual.data", "bias.data", "Y.data"]
-    assert call[7:15] == ["3", "2", "2", "1", "1", "2", "8", "16"]
+    assert call[7:15] == ["3", "2", "2", "1", "100", "2", "8", "16"]
     assert call[15:] == [*("12", "10", "6", "5", "3", "3"), *("2", "2", "1", "1"), *("1", "1", "1", "1")]
 
 
