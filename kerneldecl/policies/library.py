@@ -47,7 +47,7 @@ class Options:
 def configurations(search: SearchSpace, options: Options) -> tuple[Proposal, ...]:
     """Return the calls of a library that can compute the function, expected to take what arithmetic and traffic take at least."""
     gemm = contraction_of(search.space)
-    if not isinstance(gemm, Contraction) or not gemm.is_plain:
+    if not isinstance(gemm, Contraction) or not gemm.is_plain or gemm.a.dtype == "tfloat32":  # libraries round to it, rules truncate
         return ()
     secs = _least_secs(gemm, search.space, search.arch)
     return tuple(Proposal(candidate, secs) for candidate in _candidates(gemm, search.space, search.arch, options))

@@ -38,7 +38,6 @@ class _Types(NamedTuple):
 _DATA_TYPES = MappingProxyType(
     {
         "float32": 0,
-        "tfloat32": 0,
         "float64": 1,
         "float16": 2,
         "int8": 3,
@@ -56,14 +55,13 @@ _COMPUTE = MappingProxyType(
         ("float16", "float16"): _Types(64, 2, ("float16",)),
         ("bfloat16", "float32"): _Types(68, 0, ("bfloat16", "float32")),
         ("float32", "float32"): _Types(68, 0, ("float32",)),
-        ("tfloat32", "float32"): _Types(77, 0, ("float32",)),
         ("float64", "float64"): _Types(70, 1, ("float64",)),
         ("int8", "int32"): _Types(72, 10, ("int32",)),
         ("float8_e4m3fn", "float32"): _FLOAT8,
         ("float8_e5m2", "float32"): _FLOAT8,
     }
 )
-"""By dtype of the operands and of the accumulators."""
+"""By dtype of the operands and of the accumulators. Not TF32: cuBLASLt rounds operands to it, and the rules truncate them."""
 _NO_EPILOGUE, _BIAS = 1, 4
 _ACTIVATIONS = MappingProxyType({"": 0, "relu": 2, "gelu_tanh": 32})
 """Bits of cublasLtEpilogue_t, as are those above."""

@@ -70,11 +70,11 @@ void load_from_package(const char* soname) {
   TVMFFIObjectDecRef(function);
 }
 
-// Returns the library that the process has loaded already, else that of the linker's search path, else that of an installed package.
-// No lock may be held: Python is called, and another thread may wait for the lock with the interpreter's.
+// Returns the library that the process has loaded already, else that of an installed package, else that of the linker's search path: a
+// package's version is the one that its environment asks for. No lock may be held: Python is called, and another thread may wait for the
+// lock with the interpreter's.
 void* opened(const char* soname) {
-  void* library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
-  if (library) return library;
+  if (void* library = dlopen(soname, RTLD_NOW | RTLD_NOLOAD)) return library;
   load_from_package(soname);
   return dlopen(soname, RTLD_NOW | RTLD_LOCAL);
 }

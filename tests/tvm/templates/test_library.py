@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+from tvm import tirx
 
 from kerneldecl.arrays import relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library
@@ -24,6 +26,7 @@ from kerneldecl.policies.shared.search_space import SearchSpace
 from kerneldecl.rule import Rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import library_conv2d, library_matmul
+from kerneldecl.templates.hopper.read_conv import read_convolution
 from kerneldecl.toolchain.linkers import LINKERS
 
 VERSION = library.Options().openblas
@@ -107,7 +110,6 @@ def test_a_gemm_for_cublaslt_is_in_column_major_order_with_its_bias_along_the_ro
     ("attrs", "numbers"),
     [
         ({"dtype": "bfloat16"}, ["14", "14", "14", "68", "0"]),
-        ({"precision": "tfloat32"}, ["0", "0", "0", "77", "0"]),
         ({}, ["0", "0", "0", "68", "0"]),
         ({"dtype": "float16", "accum_dtype": "float16"}, ["2", "2", "2", "64", "2"]),
         ({"dtype": "int8"}, ["3", "3", "10", "72", "10"]),
@@ -139,6 +141,7 @@ def test_cublaslt_gets_the_epilogue_that_it_knows(epilogue: tuple[str, ...], bit
         {"epilogue": ("relu", "bias")},
         {"epilogue": ("scale_columns",)},
         {"out_dtype": "bfloat16"},
+        {"dtype": "float32", "precision": "tfloat32"},  # rounded there, truncated here
         {"batch": 2, "heads": 3, "interleaved": "ab"},
     ],
 )
@@ -157,6 +160,26 @@ def test_a_convolution_for_cudnn_has_its_weights_copied_to_channels_innermost() 
     assert call[15:] == [*("12", "10", "6", "5", "3", "3"), *("2", "2", "1", "1"), *("1", "1", "1", "1")]
 
 
+@pytest.mark.parametrize("attrs", [{}, {"c": 3, "f": 5, "kw": 2}])
+def test_weights_are_copied_with_their_channels_innermost(attrs: dict[str, Any], tmp_path: Path) -> None:
+    """Run the kernel that copies them on the CPU, block by block and thread by thread."""
+    found = read_convolution(canonical.lower(rule_of("conv2d", {**CONVOLUTION, **attrs})))
+    assert found is not None
+    f, r, s, c = shape = (found.filters, found.rows.taps, found.columns.taps, found.channels)
+    copied = tirx.decl_buffer(shape, "float16", "copied")
+    block = library_conv2d._copied(found, copied)
+    thread = block.body
+    serial = tirx.For(thread.loop_var, 0, thread.extent, tirx.ForKind.SERIAL, thread.body)
+    func = tirx.PrimFunc([found.weights, copied], tirx.For(block.loop_var, 0, block.extent, tirx.ForKind.SERIAL, serial))
+    mod = tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "s_tir": True})})
+    (tmp_path / "copy.o").write_bytes(cpu.compile_object(mod, detect(), "kd_copy"))
+    LINKERS["cpu"](tmp_path / "copy.so", [tmp_path / "copy.o"])
+    weights = np.random.default_rng(0).standard_normal((r, s, c, f)).astype("float16")
+    got = np.full(shape, 77, "float16")
+    kernel_of(load_library(tmp_path / "copy.so"), "kd_copy")(weights, got)
+    assert np.array_equal(got, weights.transpose(3, 0, 1, 2))
+
+
 def test_convolutions_in_groups_are_left_to_others() -> None:
     assert call_of(library_conv2d, "conv2d", {**CONVOLUTION, "groups": 2}) is None
 
@@ -167,6 +190,7 @@ def test_convolutions_in_groups_are_left_to_others() -> None:
         ("h200", "matmul", {"m": 32, "n": 64, "k": 16}, {"cublaslt": 8}),
         ("h200", "conv2d", CONVOLUTION, {"cudnn": 8}),
         ("h200", "conv2d", {**CONVOLUTION, "kh": 1, "kw": 1, "padding": 0}, {"cudnn": 8, "cublaslt": 8}),
+        ("h200", "matmul", {"m": 32, "n": 64, "k": 16, "precision": "tfloat32"}, {}),
         ("h200", "softmax", {"shape": (8, 16)}, {}),
         ("x86-64-v3", "matmul", {"m": 32, "n": 64, "k": 16}, {"openblas": 1}),
         ("x86-64-v3", "matmul", {"m": 32, "n": 64, "k": 16, "dtype": "float16"}, {}),
