@@ -140,7 +140,7 @@ struct Builder {
 };
 
 // Returns the graph of a convolution and its epilogue: add, then bias, then the activation.
-Descriptor graph_of(const Plan& plan, Builder* builder) {
+Descriptor graph_of(const Plan& plan, bool propagates_nan, Builder* builder) {
   const int64_t* of = plan.numbers;
   const int64_t x_dims[4] = {of[kImages], of[kChannels], of[kHeight], of[kWidth]};
   const int64_t w_dims[4] = {of[kFilters], of[kChannels], of[kTapRows], of[kTapColumns]};
@@ -176,7 +176,7 @@ Descriptor graph_of(const Plan& plan, Builder* builder) {
   };
   if (of[kHasAdd]) append(kAdd, builder->tensor(kAddend, out_type, y_dims), false);
   if (of[kHasBias]) append(kAdd, builder->tensor(kBias, out_type, bias_dims), false);
-  if (of[kActivation] >= 0) append(of[kActivation], nullptr, of[kActivation] == kRelu && of[kPropagatesNan]);
+  if (of[kActivation] >= 0) append(of[kActivation], nullptr, of[kActivation] == kRelu && propagates_nan);
 
   Descriptor graph = builder->made(kGraph);
   builder->set(graph, 800, kHandle, 1, &plan.handle);
@@ -198,19 +198,27 @@ bool is_taken(Descriptor config, bool is_float32) {
   return true;
 }
 
-// Chooses the engine; sets an error and returns -1 where there are fewer.
-int chosen(Plan* plan) {
+// Asks the heuristic for the engines of a graph; returns how many configurations it gave, none where it knows no engine or fails.
+int64_t configurations(const Plan& plan, bool propagates_nan, Descriptor (&configs)[kMostEngines], int* status) {
   Builder builder;
-  Descriptor graph = graph_of(*plan, &builder);
-  if (builder.status) return refused("the graph of this convolution", builder.status);
   Descriptor heuristic = builder.made(kHeuristic);
-  builder.set_part(heuristic, 201, graph);
+  builder.set_part(heuristic, 201, graph_of(plan, propagates_nan, &builder));
   builder.set_enum(heuristic, 200, kHeuristicMode, kModeA);
   builder.finished(heuristic);
-  Descriptor configs[kMostEngines];
   for (Descriptor& config : configs) config = builder.made(kEngineConfig);
   int64_t count = 0;
   if (!builder.status) builder.status = library.get(heuristic, 202, kDescriptor, kMostEngines, &count, configs);
+  *status = builder.status;
+  return builder.status ? 0 : count;
+}
+
+// Chooses the engine; sets an error and returns -1 where there are fewer.
+int chosen(Plan* plan) {
+  Builder builder;
+  Descriptor configs[kMostEngines];
+  int64_t count = configurations(*plan, plan->numbers[kPropagatesNan], configs, &builder.status);
+  // Engines may propagate NaN that do not promise it; whether they do is for the kernel's verification to say.
+  if (!count && plan->numbers[kPropagatesNan]) count = configurations(*plan, false, configs, &builder.status);
   if (builder.status) return refused("its heuristic for this convolution", builder.status);
   int64_t taken = 0;
   for (int64_t i = 0; i < count; ++i) {
