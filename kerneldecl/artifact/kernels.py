@@ -20,6 +20,7 @@ import tvm_ffi
 
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.cuda_driver import LIBRARY
+from kerneldecl.hardware.vendor_libraries import load_vendor_library
 from kerneldecl.model import Arg, dtype_bytes
 
 CUDA_RUNTIME = "libcudart.so.13"
@@ -34,7 +35,14 @@ def _load_runtime() -> Path:
     assert spec.origin is not None, "apache-tvm is a package with an __init__.py"
     folder = Path(spec.origin).parent / "lib"
     ctypes.CDLL(str(folder / "libtvm_runtime.so"), mode=ctypes.RTLD_GLOBAL)
+    offer_vendor_libraries()
     return folder
+
+
+@functools.cache
+def offer_vendor_libraries() -> None:
+    """Have kernels that call a vendor's library find it in an installed package: toolchain/vendor/vendor.h asks for it by this name."""
+    tvm_ffi.register_global_func("kerneldecl.load_vendor_library", load_vendor_library, override=True)
 
 
 @functools.cache

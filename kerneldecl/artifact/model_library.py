@@ -15,7 +15,8 @@ from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
 from kerneldecl.store.scratch import scratch_folder
-from kerneldecl.toolchain.cuda_objects import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, sized, workspace_allocator_for
+from kerneldecl.toolchain.companions import companions
+from kerneldecl.toolchain.cuda_objects import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, sized
 from kerneldecl.toolchain.cxx import compiler, run
 
 TABLE = "__tvm_ffi__library_bin"
@@ -55,7 +56,7 @@ def link_model(library: str, files: Sequence[str], kernels: Sequence[Path], opti
         (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in rest), encoding="utf-8")
         flags = ["-Wl,--build-id=none", "-Wl,-T,discard.ld"]
         output = ["-o", str(Path(library).resolve())]
-        command = [compiler(), "-shared", *output, "table.s", "@objects.rsp", *workspace_allocator_for(rest), *flags]
+        command = [compiler(), "-shared", *output, "table.s", "@objects.rsp", *companions(rest, "cuda"), *flags]
         run(command, path, f"linking {Path(library).name}")
 
 

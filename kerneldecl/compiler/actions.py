@@ -117,9 +117,9 @@ def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: BlobStore) -> t
         return content, {"code_digest": digest(content), "code_bytes": len(content)}
     compiled = cuda.compile_cuda_object(mod, arch, symbol, store)
     used = {
-        "registers": max(launch.usage.registers for launch in compiled.launches),
-        "smem_bytes": max(launch.usage.smem_bytes + launch.dynamic_smem_bytes for launch in compiled.launches),
-        "spill_bytes": max(launch.usage.stack_bytes + launch.usage.spill_bytes for launch in compiled.launches),
+        "registers": max((launch.usage.registers for launch in compiled.launches), default=0),
+        "smem_bytes": max((launch.usage.smem_bytes + launch.dynamic_smem_bytes for launch in compiled.launches), default=0),
+        "spill_bytes": max((launch.usage.stack_bytes + launch.usage.spill_bytes for launch in compiled.launches), default=0),
     }
     return compiled.content, {"code_digest": compiled.code, "code_bytes": len(compiled.content), **used}
 

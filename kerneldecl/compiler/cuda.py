@@ -17,7 +17,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,12 +41,14 @@ from kerneldecl.store.keys import digest, key, manifest
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import BlobStore
 from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.companions import VENDOR_CALLS
 from kerneldecl.toolchain.cuda_objects import embed, sized
 from kerneldecl.toolchain.nvcc import Cubin, Usage
 from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
+_BY_NAME = ("tirx.tvm_call_packed", "tirx.call_extern")
 
 Call = tuple[str, dict[str, int]]
 """A launch: the kernel's name, and the extent of each launch parameter."""
@@ -98,11 +100,14 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: BlobS
     """
     func = mod["main"].with_attr("global_symbol", symbol)
     generated = _generated(func, symbol, arch)
+    if not generated.arch:
+        return CudaObject(_host_object(generated.library), _code_digest((), (), func, generated), ())
     functions, source = _serialized(generated, arch)
     cubin = _cubin(source if is_tirx(func) else scalarized(source), generated.arch, _flags(func), store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in generated.calls)
     module = sized(b"cubin") + functions + sized(cubin.content)
-    return CudaObject(embed(_host_object(generated.library), module), _code_digest(cubin, launches, func, generated), launches)
+    content = embed(_host_object(generated.library), module)
+    return CudaObject(content, _code_digest((digest(cubin.content),), launches, func, generated), launches)
 
 
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
@@ -145,12 +150,14 @@ class _Generated(NamedTuple):
     library: Any
     """Host code, with CUDA source imported."""
     arch: str
-    """The arch that the source is for."""
+    """The arch that the source is for; empty where there is none, but calls of a vendor's library."""
     hosts: tuple[Any, ...]
     """Bodies of the host functions, as TIR."""
     calls: tuple[Call, ...]
     tensor_maps: tuple[str, ...]
     """Arguments of the host's calls that encode TMA descriptors."""
+    vendor_calls: tuple[str, ...]
+    """The host's calls of vendors' libraries, with their arguments."""
     gives_nan: bool
     """Whether maxima and minima must give NaN where an operand is NaN."""
 
@@ -163,8 +170,9 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     with tvm.transform.PassContext(config=_pass_config(func)), _source_only():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
+        vendor_calls = tuple(text for each in host.functions.values() for text in _named_calls(each.body, VENDOR_CALLS))
         if not devices:
-            raise ValueError("no kernel: nothing is bound to threads")
+            return _only_vendor_calls(host, finalize_host(), vendor_calls)
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
         if is_tirx(func):
@@ -177,8 +185,18 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         calls = tuple(call for body in bodies for call in _calls(body))
         nan = any(gives_nan(carried(each, func)) for each in device.functions.values())
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
-    tensor_maps = tuple(text for body in bodies for text in _tensor_maps(body))
-    return _Generated(library, str(device_target.attrs["arch"]), bodies, calls, tensor_maps, nan)
+    tensor_maps = tuple(text for body in bodies for text in _named_calls(body, (_TENSOR_MAP,)))
+    return _Generated(library, str(device_target.attrs["arch"]), bodies, calls, tensor_maps, vendor_calls, nan)
+
+
+def _only_vendor_calls(host: tvm.IRModule, finalize: Any, vendor_calls: tuple[str, ...]) -> _Generated:
+    """Return the code of a function that launches nothing itself; raise ValueError where it calls no vendor's library either."""
+    if not vendor_calls:
+        raise ValueError("no kernel: nothing is bound to threads")
+    bodies = tuple(each.body for each in host.functions.values())
+    for body in bodies:
+        list(_calls(body))  # raises where the host computes anything
+    return _Generated(tir_to_runtime(finalize(host), {}, tvm.target.Target("llvm")), "", bodies, (), (), vendor_calls, gives_nan=False)
 
 
 def _pass_config(func: Any) -> dict[str, bool]:
@@ -203,12 +221,14 @@ def _target(func: Any, arch: Arch) -> tvm.target.Target:
     return target_of(arch)
 
 
-def _tensor_maps(body: Any) -> list[str]:
+def _named_calls(body: Any, names: Collection[str]) -> list[str]:
+    """Return the host's calls of functions, by name, with their arguments; encoding of TMA descriptors without a name, as ever."""
     found: list[str] = []
 
     def note(call: Any) -> None:
-        if call.op.name == "tirx.tvm_call_packed" and str(getattr(call.args[0], "value", "")) == _TENSOR_MAP:
-            found.append(", ".join(map(str, call.args[1:])))
+        name = str(getattr(call.args[0], "value", "")) if call.op.name in _BY_NAME else ""
+        if name in names:
+            found.append(", ".join(map(str, call.args[1 if name == _TENSOR_MAP else 0 :])))
 
     structural.structural_walk(body, [(tvm.ir.Call, note)])
     return found
@@ -291,8 +311,10 @@ def _cubin(source: str, arch: str, flags: tuple[str, ...], store: BlobStore) -> 
     return cubin
 
 
-def _code_digest(cubin: Cubin, launches: Sequence[Launch], func: Any, generated: _Generated) -> str:
+def _code_digest(cubins: Sequence[str], launches: Sequence[Launch], func: Any, generated: _Generated) -> str:
+    """Return the digest of what a measurement depends on; `cubins` are the digests of the device code, if there is any."""
     launched = [(launch.kernel, launch.grid, launch.block, launch.dynamic_smem_bytes) for launch in launches]
     # Launch attributes and TMA descriptors are in the host code alone.
     beyond = [[sorted(extents.items()) for _, extents in generated.calls], generated.tensor_maps] if is_tirx(func) else []
-    return digest(json.dumps([digest(cubin.content), launched, signature_of(func), *beyond]).encode())
+    beyond += [list(generated.vendor_calls)] if generated.vendor_calls else []
+    return digest(json.dumps([*cubins, launched, signature_of(func), *beyond]).encode())

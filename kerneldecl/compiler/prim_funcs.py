@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from tvm_ffi import structural
 
 from kerneldecl.compiler.canonical import load, save, signature_of
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, carried
 from kerneldecl.store.keys import digest
+from kerneldecl.toolchain.companions import VENDOR_CALLS
 
 SCHEDULED = "tirx.is_scheduled"
 """The attribute by which TVM's passes mark a function as scheduled."""
@@ -63,6 +65,15 @@ def _as_text(signature: list[tuple[tuple[int, ...], str]]) -> str:
 def is_tirx(func: Any) -> bool:
     """Say whether a function is TIRx, which TVM lowers by another pipeline than S-TIR."""
     return not (func.attrs or {}).get("s_tir", False)
+
+
+def calls_vendor_library(func: Any) -> bool:
+    """Say whether a function calls a vendor's library, so that it is no kernel without what is linked with its object."""
+    called: list[str] = []
+    structural.structural_walk(
+        func.body, [(tvm.ir.Call, lambda call: called.append(str(getattr(next(iter(call.args), None), "value", ""))))]
+    )
+    return not VENDOR_CALLS.isdisjoint(called)
 
 
 def in_place_of(func: Any, scheduled: Any) -> Any:

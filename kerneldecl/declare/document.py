@@ -180,7 +180,8 @@ def scope_of(root: Path, document: Document) -> Scope:
         defaults=settings(defaults, Settings(targets)),
         archs={name: table["arch"] for name, table in _table(document, "target").items() if _has_arch(table)},
         shared_budget=shared_budget(_table(document, "budget")),
-        timings={name: table["timing"] for name, table in _table(document, "target").items() if _has_timing(table)},
+        timings=_said_by_targets(document, "timing"),
+        dispatches=_said_by_targets(document, "dispatch"),
     )
 
 
@@ -188,8 +189,10 @@ def _has_arch(table: object) -> bool:
     return isinstance(table, dict) and isinstance(table.get("arch"), str)
 
 
-def _has_timing(target: object) -> bool:
-    return isinstance(target, dict) and "timing" in target and TARGET["timing"].is_right(target["timing"])
+def _said_by_targets(document: Document, key: str) -> dict[str, str]:
+    """Return the right values of a key that targets have, by target."""
+    targets = {name: table for name, table in _table(document, "target").items() if isinstance(table, dict) and key in table}
+    return {name: table[key] for name, table in targets.items() if TARGET[key].is_right(table[key])}
 
 
 def _read(root: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Owns what the keys `policy` and `budget` of workloads.toml become: a TOML value of the right form as the model holds it.
+"""Owns what the keys `policy`, `dispatch` and `budget` of workloads.toml become: a TOML value of the right form as the model holds it.
 
 Knows nothing of which policies there are, or of which options they take.
 """
@@ -12,6 +12,10 @@ from kerneldecl.limits import Budget
 from kerneldecl.model import Options, Policy, Value, frozen, uses
 
 Item = str | Mapping[str, Any]
+DISPATCHES = ("tuned", "library", "fastest")
+"""The values of `dispatch`, the default first."""
+LIBRARY = "library"
+"""The policy that proposes calls of vendors' libraries."""
 
 
 def items_of(value: Any) -> Sequence[Item]:
@@ -27,6 +31,23 @@ def policy_of(value: Any) -> Policy:
     """Return what a checked value declares: a name alone as it is."""
     items = tuple(item if isinstance(item, str) else _declared(item) for item in items_of(value))
     return items[0] if len(items) == 1 and isinstance(items[0], str) else items
+
+
+def dispatched(policy: Policy, dispatch: str) -> Policy:
+    """Return the policies that an entry asks: its own, the library's alone, or both, of which the fastest wins."""
+    if dispatch == "library":
+        return next(((item,) for item in _items(policy) if _name(item) == LIBRARY), LIBRARY)  # with its options
+    if dispatch == "fastest" and LIBRARY not in map(_name, _items(policy)):
+        return (*_items(policy), LIBRARY)
+    return policy
+
+
+def _items(policy: Policy) -> tuple[str | tuple[str, Options], ...]:
+    return (policy,) if isinstance(policy, str) else policy
+
+
+def _name(item: str | tuple[str, Options]) -> str:
+    return item if isinstance(item, str) else item[0]
 
 
 def _declared(item: Mapping[str, Any]) -> str | tuple[str, Options]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerneldecl.declare.policy_values import budget_of, policy_of
+from kerneldecl.declare.policy_values import DISPATCHES, budget_of, policy_of
 from kerneldecl.diagnostics.line_numbers import Path
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import Problem
@@ -68,6 +68,8 @@ class Settings:
     tolerance: float | None = None
     timing: str = ""
     """Empty where the target's holds, or the default."""
+    dispatch: str = ""
+    """As `timing`."""
 
 
 def is_name(value: object) -> bool:
@@ -129,6 +131,12 @@ TIMING = Key(
     {"enum": list(TIMINGS)},
     f"How kernels are timed when winners are chosen; {DEFAULT_TIMING} by default.",
 )
+DISPATCH = Key(
+    lambda value: isinstance(value, str) and value in DISPATCHES,
+    f"{', '.join(DISPATCHES[:-1])} or {DISPATCHES[-1]}",
+    {"enum": list(DISPATCHES)},
+    f"What may win: kernels that are tuned here, a vendor's library, or the fastest of both; {DISPATCHES[0]} by default.",
+)
 SETTINGS: Mapping[str, Key] = {
     "targets": Key(
         lambda value: _are_names(value) and bool(value),
@@ -161,6 +169,7 @@ SETTINGS: Mapping[str, Key] = {
         "Relative error allowed; the rule's own by default.",
     ),
     "timing": TIMING,
+    "dispatch": DISPATCH,
 }
 WORKLOAD: Mapping[str, Key] = {
     "name": name_key("Name of the entry; expanded attributes are appended: name[m=16]."),
@@ -207,6 +216,7 @@ TOOLCHAIN: Mapping[str, Key] = {
 TARGET: Mapping[str, Key] = {
     "arch": name_key("Machine to build for: the stem of a file in archs/, or host for this one."),
     "timing": TIMING,
+    "dispatch": DISPATCH,
 }
 
 
@@ -247,4 +257,5 @@ def settings(table: Mapping[str, Any], defaults: Settings) -> Settings:
         top_k=table.get("top_k", defaults.top_k),
         tolerance=None if tolerance is None else float(tolerance),
         timing=table.get("timing", defaults.timing),
+        dispatch=table.get("dispatch", defaults.dispatch),
     )

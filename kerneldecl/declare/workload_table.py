@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
-from kerneldecl.declare.policy_values import key_of, policy_of
+from kerneldecl.declare.policy_values import dispatched, key_of, policy_of
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -56,6 +56,8 @@ class Scope:
     """What all entries together may take."""
     timings: Mapping[str, str] = field(default_factory=dict)
     """How kernels are timed for the targets that say so."""
+    dispatches: Mapping[str, str] = field(default_factory=dict)
+    """What may win for the targets that say so."""
     loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
     fits: dict[tuple[Policy, str], tuple[Finding, ...]] = field(default_factory=dict, compare=False)
     """What is wrong with a policy for a target, as far as anybody has asked."""
@@ -63,6 +65,10 @@ class Scope:
     def timing(self, table: Attrs, target: str) -> str:
         """Return how an entry's kernels are timed: as its own table says, else its target's, else the defaults."""
         return str(table.get("timing") or self.timings.get(target) or self.defaults.timing or DEFAULT_TIMING)
+
+    def policy(self, table: Attrs, target: str, policy: Policy) -> Policy:
+        """Return the policies that an entry asks, given those that are declared: `dispatch` is looked for where `timing` is."""
+        return dispatched(policy, str(table.get("dispatch") or self.dispatches.get(target) or self.defaults.dispatch))
 
     def rule(self, name: str) -> RuleAttributes | DeclarationError:
         """Return a rule's attributes, or why there are none; a broken rule is imported once."""
@@ -138,7 +144,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 target=target,
                 rule=rule.name,
                 attrs=instance,
-                policy=chosen.policy,
+                policy=scope.policy(table, target, chosen.policy),
                 top_k=chosen.top_k,
                 tolerance=chosen.tolerance,
                 tags=tags,

@@ -11,6 +11,7 @@ from typing import Any
 
 from kerneldecl.compiler import actions, cpu
 from kerneldecl.compiler.cuda import CudaProgram, cuda_program
+from kerneldecl.compiler.prim_funcs import calls_vendor_library
 from kerneldecl.export.argument import Function, arguments_of
 from kerneldecl.export.cpu_header import CpuKernel, cpu_header
 from kerneldecl.export.cuda_header import CudaKernel, cuda_header
@@ -31,6 +32,8 @@ def export(spec: Json, candidate: Json, arch: Json, asked: Json) -> dict[str, st
     """
     parsed = arch_from_json(arch)
     scheduled = actions.scheduled_winner(spec, Candidate.from_json(candidate), parsed)
+    if calls_vendor_library(scheduled["main"]):
+        raise ValueError('it calls a vendor\'s library, which has no source; build it with dispatch = "tuned" to export a kernel')
     if parsed.kind == "cpu":
         return {"text": _on_cpu(scheduled, parsed, asked)}
     program = cuda_program(scheduled, parsed, f"kerneldecl_{asked['name']}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kerneldecl.relax.matching import Match, Report
     from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, pipeline
     from kerneldecl.relax.prebuilt import target_of
+    from kerneldecl.relax.use_libraries import UseLibraries
 
 __all__ = [
     "FUSED_PASSES",
@@ -31,6 +32,7 @@ __all__ = [
     "Model",
     "Report",
     "ShapeBuckets",
+    "UseLibraries",
     "export_model",
     "graph_passes",
     "load_model",
@@ -52,6 +54,7 @@ _MODULES = {
     "Model": "deployment",
     "Report": "matching",
     "ShapeBuckets": "passes",
+    "UseLibraries": "use_libraries",
     "export_model": "deployment",
     "load_model": "deployment",
     "pipeline": "passes",

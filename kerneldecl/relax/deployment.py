@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm.runtime.vm import VirtualMachine
+from tvm.support import cc
 
 from kerneldecl.artifact.archive import ARCHIVE, unpack_objects
-from kerneldecl.artifact.kernels import set_threads
+from kerneldecl.artifact.kernels import offer_vendor_libraries, set_threads
 from kerneldecl.artifact.load import checked_artifact, load
 from kerneldecl.artifact.model_library import link_model
 from kerneldecl.errors import ArtifactError
@@ -26,6 +27,7 @@ from kerneldecl.relax.bound_model import BoundModel
 from kerneldecl.relax.signature import WEIGHTS_DIGEST, weights_path
 from kerneldecl.relax.weights_file import write_weights
 from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.toolchain.companions import vendor_sources
 
 if TYPE_CHECKING:
     from kerneldecl.relax.detach_weights import Weights
@@ -90,7 +92,7 @@ def export_model(executable: Any, library: str | Path, artifact: str | Path | No
 
 def _export_library(executable: Any, library: Path, artifact: str | Path | None) -> None:
     if artifact is None:
-        executable.export_library(str(library))
+        executable.export_library(str(library), fcompile=_link_with_vendor_calls)
         return
     folder, manifest = checked_artifact(artifact)
     called = _called(executable)
@@ -98,9 +100,15 @@ def _export_library(executable: Any, library: Path, artifact: str | Path | None)
     with scratch_folder() as scratch:
         kernels = unpack_objects(folder / ARCHIVE, called, scratch)
         if manifest["arch"]["kind"] == "cpu":
-            executable.export_library(str(library), addons=[str(kernel) for kernel in kernels])
+            executable.export_library(str(library), fcompile=_link_with_vendor_calls, addons=[str(kernel) for kernel in kernels])
         else:
             executable.export_library(str(library), fcompile=functools.partial(link_model, kernels=kernels))
+
+
+def _link_with_vendor_calls(library: str, files: Sequence[str], options: Sequence[str] | None = None, **others: Any) -> None:
+    """Link a model as TVM does, with the calls of vendors' libraries that it or its kernels make."""
+    objects = [Path(name) for name in files if name.endswith(".o")]
+    cc.create_shared(library, [*files, *vendor_sources(objects)], options, **others)
 
 
 def load_model(library: str | Path, artifact: str | Path | None = None, device: Any = None) -> Model:
@@ -124,6 +132,7 @@ def _machine(library: Path, artifact: str | Path | None, device: Any) -> Any:
         kernels = load(artifact)
         _check_all(called, {entry["symbol"] for entry in kernels.manifest["entries"]}, kernels.folder)
         module.import_module(kernels.library)
+    offer_vendor_libraries()
     set_threads(len(os.sched_getaffinity(0)))  # unless the artifact has chosen
     return VirtualMachine(module, device)
 

@@ -82,15 +82,18 @@ class Report:
         return f"{match}; {compiled}" if compiled and match.outcome != "view" else str(match)
 
 
-def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "") -> Report:
-    """Look for a kernel for every PrimFunc of a module; with an `arch` for one that can be compiled for it."""
-    found = tuple(_matches(mod, prebuilt.kernels, arch))
+def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "", *, is_linked: bool = True) -> Report:
+    """Look for a kernel for every PrimFunc of a module; with an `arch` for one that can be compiled for it.
+
+    `is_linked` says whether kernels' objects are linked with the module, rather than their schedules compiled in it.
+    """
+    found = tuple(_matches(mod, prebuilt.kernels, arch, is_linked=is_linked))
     used = {each.kernel.digest for each in found if each.outcome == "hit" and each.kernel}
     unused = sorted(entry for kernel in prebuilt.kernels if kernel.digest not in used for entry in kernel.entries)
     return Report(prebuilt.name, found, tuple(unused), tuple(refused_of(mod)))
 
 
-def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterator[Match]:
+def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str, *, is_linked: bool) -> Iterator[Match]:
     by_digest = {kernel.digest: kernel for kernel in kernels}
     functions = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
     outside = only_outside_buckets(mod)
@@ -98,8 +101,8 @@ def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterato
         if (func.attrs or {}).get(SCHEDULED):
             yield Match(name, "scheduled before")
         elif kernel := by_digest.get(match_digest(func)):
-            fits = not arch or kernel.arch in {"", arch}
-            yield Match(name, "hit", kernel) if fits else Match(name, "near miss", kernel, _other_arch(kernel, arch))
+            reason = _why_not_compiled(kernel, arch, is_linked=is_linked)
+            yield Match(name, "near miss" if reason else "hit", kernel, reason)
         elif relax.analysis.has_reshape_pattern(func):
             yield Match(name, "view")
         else:
@@ -119,7 +122,12 @@ def _missed(name: str, func: Any, kernels: Sequence[Kernel]) -> Match:
     return Match(name, "near miss", kernel, _reason(first))
 
 
-def _other_arch(kernel: Kernel, arch: str) -> str:
+def _why_not_compiled(kernel: Kernel, arch: str, *, is_linked: bool) -> str:
+    """Return why a kernel cannot be compiled with a module, with what can be done about it; empty where it can, or is linked."""
+    if kernel.calls_library and not is_linked:
+        return 'library: the kernel calls a vendor\'s library, by functions that are linked with it; use mode "binary"'
+    if not arch or kernel.arch in {"", arch}:
+        return ""
     return f'arch: the kernel is for {kernel.arch} alone, the target is {arch}; compile for {kernel.arch}, or use mode "binary"'
 
 

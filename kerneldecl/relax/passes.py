@@ -66,7 +66,7 @@ class ApplyArtifact:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = self._target()
-        self.report = match(mod, read_prebuilt(self.artifact, target), self._arch(target))
+        self.report = match(mod, read_prebuilt(self.artifact, target), self._arch(target), is_linked=self.mode == "binary")
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
         _LOG.info("%s", self.report)
@@ -103,7 +103,9 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target
     left = called_by_symbol(mod, {name: kernel.symbol for name, kernel in kernels.items()})
     names = {var.name_hint for var in left.functions}
     arch = str(target.attrs.get("arch", ""))
-    return scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch}})
+    return scheduled(
+        left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch} and not kernel.calls_library}
+    )
 
 
 def pipeline(

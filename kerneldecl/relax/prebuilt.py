@@ -22,7 +22,7 @@ from kerneldecl.compiler.canonical import canonical_module, load, module_digest,
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.intrinsics import int4_dot, mma
 from kerneldecl.compiler.passes import vector_math
-from kerneldecl.compiler.prim_funcs import is_tirx
+from kerneldecl.compiler.prim_funcs import calls_vendor_library, is_tirx
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Candidate
 from kerneldecl.relax.difference import Shape, shape_of
@@ -47,6 +47,8 @@ class Kernel:
     """The PrimFunc that implements the computation without a trace; None where there is a trace."""
     arch: str = ""
     """The arch that a traceless TIRx function must be compiled for; empty if any."""
+    calls_library: bool = False
+    """Whether it calls a vendor's library, by functions that are linked with its object alone."""
     is_fallback: bool = False
     """Whether its template is one that fits every function."""
 
@@ -164,5 +166,6 @@ def _traceless(folder: Path, manifest: Mapping[str, Any], entries: Mapping[str, 
             trace=None,
             traceless=implementation,
             arch=_wgmma_arch(manifest) if is_tirx(implementation) else "",
+            calls_library=calls_vendor_library(implementation),
         )
     return found

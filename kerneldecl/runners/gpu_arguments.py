@@ -5,6 +5,7 @@ Knows nothing of requests, of what wins or of how often a kernel is called.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -193,14 +194,26 @@ class OnGpu:
                     if kernel:
                         kernel.function(*tensors)
 
-            with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", self.gpu.ordinal), self.gpu.stream.value or 0):
+            with self._on_stream():
                 self.graphs[which] = self.gpu.timed_graph(launch)
         return self.graphs[which]
 
     def loaded(self, library: str, symbol: str) -> Loaded:
+        """Return a kernel that was called once: its first call may load a vendor's library, which a capture does not allow."""
         if library not in self.kernels:
-            self.kernels[library] = Loaded(library, kernel_of(load_library(Path(library), "cuda"), symbol))
+            kernel = Loaded(library, kernel_of(load_library(Path(library), "cuda"), symbol))
+            with self._on_stream():
+                kernel.function(*(placed.tensor() for placed in self._shifted[0]))
+            self.gpu.wait()
+            self.kernels[library] = kernel
         return self.kernels[library]
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
+        """Have kernels launch on the device's stream."""
+        stream: contextlib.AbstractContextManager[object] = tvm_ffi.use_raw_stream(
+            tvm_ffi.device("cuda", self.gpu.ordinal), self.gpu.stream.value or 0
+        )
+        return stream
 
     def flush(self) -> None:
         """Fill the L2 cache with memory that no kernel reads; read, not written, so that nothing is left to be written back."""

@@ -11,8 +11,8 @@ A kernel's object holds its own module (kind and content) in a section. The link
 linker script put the head before them, and nothing is compiled or serialised twice. Each object is self-contained: it
 can be cached, shipped and linked by the C++ compiler alone, without TVM.
 
-Kernels with a workspace in global memory get it from the allocator in `workspace_pages.cpp`, which is linked with them:
-TVM's own pool may free memory that a captured CUDA graph still uses.
+Kernels with a workspace in global memory get it from the allocator in `workspace_pages.cpp`, which is linked with them
+(`companions`): TVM's own pool may free memory that a captured CUDA graph still uses.
 
 Rejected: TVM's export_library, which needs TVM with its CUDA runtime, thus a driver, where it links; objects that load
 their cubins themselves by cuModuleLoadData, which would repeat what TVM's runtime does for launches, streams, several
@@ -26,10 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.toolchain.companions import companions
 from kerneldecl.toolchain.cxx import compiler, run
 
-WORKSPACE_ALLOCATOR = Path(__file__).parent / "workspace_pages.cpp"
-_ALLOC = b"\0__TVMBackendAllocWorkspace\0"
 SECTION = "kerneldecl_modules"
 _KIND = b"cuda"
 LIBRARY = b"_lib"
@@ -78,20 +77,16 @@ def embed(host: bytes, module: bytes) -> bytes:
 
 
 def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
-    """Link objects that `embed` made, in the order given, into `library`; raise ToolchainError with the linker's last line."""
+    """Link objects for GPUs, in the order given, with what they call, into `library`; raise ToolchainError with the linker's last line."""
     with scratch_folder() as path:
-        script = _SCRIPT.format(head=" ".join(_head(len(objects))), section=SECTION)
+        # A kernel that calls a vendor's library alone has no device code of its own.
+        count = sum(SECTION.encode() + b"\0" in each.read_bytes() for each in objects)
+        script = _SCRIPT.format(head=" ".join(_head(count)), section=SECTION)
         (path / "modules.ld").write_text(script, encoding="ascii")
         (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
         flags = ["-Wl,--build-id=none", "-Wl,-T,modules.ld"]
-        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *workspace_allocator_for(objects), *flags]
+        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *companions(objects, "cuda"), *flags]
         run(command, path, f"linking {library.name}")
-
-
-def workspace_allocator_for(objects: Sequence[Path]) -> list[str]:
-    """Return the compiler's arguments that add the workspace allocator, where an object's host code allocates a workspace; else none."""
-    has_workspace = any(_ALLOC in each.read_bytes() for each in objects)
-    return ["-std=c++17", "-O2", "-fPIC", str(WORKSPACE_ALLOCATOR)] if has_workspace else []
 
 
 def _head(count: int) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
 from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.toolchain.companions import companions
 from kerneldecl.toolchain.last_words import last_words
 
 COMPILERS = ("g++", "c++", "clang++")
@@ -27,12 +28,12 @@ def compiler() -> str:
 
 
 def link_shared_library(library: Path, objects: Sequence[Path]) -> None:
-    """Link object files, in the order given, into `library`; raise ToolchainError with what the linker says."""
+    """Link object files for CPUs, in the order given, with what they call; raise ToolchainError with what the linker says."""
     # Objects are named in a file: a thousand names are too long for a command line. No build id: the library's own name
     # already has a digest of the content.
     with scratch_folder() as folder:
         (folder / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
-        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", "-Wl,--build-id=none"]
+        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *companions(objects, "cpu"), "-Wl,--build-id=none"]
         run(command, folder, f"linking {library.name}")
 
 

@@ -13,7 +13,6 @@ names no key and no path. Keys are computed from what it says of an entry, and n
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import tempfile
@@ -38,13 +37,13 @@ from kerneldecl.timing import measuring
 from kerneldecl.tuning.loop import Outcome, Round, search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.records import measured_here, write_result
-from kerneldecl.tuning.search import groups, keep_objects, preferred_first
+from kerneldecl.tuning.search import after_final, groups, has_turns, keep_objects, preferred_first
 from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
 SCHEMA = 3
 FILE = "bundle.json"
 MOST_GROUPS = 2
-"""Policies whose candidates go into a bundle: the first that proposes any, and one more in case none of those is right."""
+"""Policies of each turn whose candidates go into a bundle: the first that proposes any, and one more in case none of those is right."""
 _AGAIN = "write the bundle again with `kerneldecl build --no-measure`"
 
 Json = Mapping[str, Any]
@@ -85,7 +84,7 @@ def bundle_folder(root: Path, name: str, version: str, target: str) -> Path:
 
 def build_entry(task: Task, searched: Searched, runner: Runner, on_progress: OnProgress) -> tuple[Entry, Outcome]:
     """Build an entry's candidates; return them with the outcome to link until they are measured, as `search.rank` has it."""
-    found = list(itertools.islice(groups(task, runner, on_progress), MOST_GROUPS))
+    found = list(groups(task, runner, on_progress, MOST_GROUPS))
     bundled: list[Candidates] = []
     outcome = Outcome([trial for group in found for trial in group.built], 0, "")
     for group in found:
@@ -306,6 +305,8 @@ def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnPro
 
     outcome = search((Round(group.policy, group.built, group.turn) for group in entry.groups), evaluate)
     assert outcome is not None, "a measurement is never unknown"
+    if has_turns(group.turn for group in entry.groups):
+        outcome = after_final(task, outcome, Preparation(task, runner, store), runner, on_progress)
     if outcome.policy:
         blobs = _blobs_of(entry, outcome)
         write_result(store, entry.manifest, task, outcome, blobs, measured_here(measured_on(task, runner)))

@@ -5,7 +5,8 @@ Knows nothing of plans, of records, of the store's layout or of where the runner
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -96,16 +97,17 @@ def tuning(
     outcome = yield from steps(_rounds(task), _with_known(task, evaluate), _asking_next(task, runner), allowance, _telling(task, runner))
     assert outcome is not None, "a measurement is never unknown"
     outcome = _with_own_code(task, outcome._replace(is_cut=allowance.was_cut), runner)
-    if batches > 1 or (batches and task.known):
-        outcome = _after_final(task, outcome, Preparation(task, runner, store), runner, on_progress)
+    in_batches = any(group.searches for group in task.groups) or has_turns(group.turn for group in task.groups)
+    if in_batches and (batches > 1 or (batches and task.known)):
+        outcome = after_final(task, outcome, Preparation(task, runner, store), runner, on_progress)
     return _with_verified_winner(task, outcome, runner, store)
 
 
-def _after_final(task: Task, outcome: Outcome, preparation: Preparation, runner: Runner, on_progress: OnProgress) -> Outcome:
+def after_final(task: Task, outcome: Outcome, preparation: Preparation, runner: Runner, on_progress: OnProgress) -> Outcome:
     """Return the outcome of a search in several batches after a race of the fastest of all: times of different batches do not compare."""
     fastest = [trial for trial in outcome.trials if trial.samples and trial.error is not None and trial.code_digest]
     fastest = sorted(fastest, key=lambda trial: trial.run_secs)[:FINALISTS]
-    if not any(group.searches for group in task.groups) or len(fastest) < 2:
+    if len(fastest) < 2:
         return outcome
     _keep_libraries(task, fastest, runner)
     places = {trial.candidate: place for place, trial in enumerate(outcome.trials)}
@@ -113,6 +115,11 @@ def _after_final(task: Task, outcome: Outcome, preparation: Preparation, runner:
     first, tied = ranking(raced)
     names = {trial.candidate for trial in raced}
     return outcome.with_trials([*first, *(trial for trial in outcome.trials if trial.candidate not in names)], tied)
+
+
+def has_turns(turns: Iterable[int]) -> bool:
+    """Say whether several items of an entry's list are asked: their candidates are timed in different batches."""
+    return len({*turns}) > 1
 
 
 def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
@@ -188,9 +195,13 @@ def request_first(task: Task, runner: Runner) -> Answers | None:
     return _requested(task, unknown, runner) if unknown else None
 
 
-def groups(task: Task, runner: Runner, on_progress: OnProgress) -> Iterator[Built]:
-    """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
+def groups(task: Task, runner: Runner, on_progress: OnProgress, most: int) -> Iterator[Built]:
+    """Yield what each policy proposes without knowing any measurement, built: of each turn the first policies that propose anything."""
+    taken = Counter[int]()
     for policy, proposals, turn in _first_proposals(task, runner):
+        taken[turn] += 1
+        if taken[turn] > most:
+            continue
         yield Built(policy, tuple(build_all(task, proposals, runner, on_progress)), turn)
 
 

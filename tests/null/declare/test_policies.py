@@ -130,3 +130,33 @@ def test_a_default_policy_need_not_fit_targets_of_entries_that_have_their_own(tm
     head = HEAD + '[defaults]\npolicy = "gpu_matmul"\n'
     assert workload(tmp_path, 'policy = "auto"', head).policy == "auto"
     assert mistakes(tmp_path, "", head) == ["policy gpu_matmul is for GPUs, and target host is a CPU"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", ("auto",)),
+        ('dispatch = "tuned"', ("auto",)),
+        ('dispatch = "fastest"', ("auto", "library")),
+        ('dispatch = "library"', ("library",)),
+        ('policy = ["evolution", "library"]\ndispatch = "fastest"', ("evolution", "library")),
+    ],
+)
+def test_dispatch_says_whether_a_vendors_library_may_win(tmp_path: Path, lines: str, expected: tuple[str, ...]) -> None:
+    assert tuple(use.name for use in uses(workload(tmp_path, lines).policy)) == expected
+
+
+def test_dispatch_keeps_the_librarys_versions_and_is_that_of_the_entry_before_the_targets_before_the_defaults(tmp_path: Path) -> None:
+    declared = 'policy = ["auto", { name = "library", cublas = "13.0" }]\ndispatch = "library"'
+    assert [(use.name, dict(use.options)) for use in uses(workload(tmp_path, declared).policy)] == [("library", {"cublas": "13.0"})]
+    head = HEAD.replace('arch = "host"', 'arch = "host"\ndispatch = "library"') + '[defaults]\ndispatch = "fastest"\n'
+    assert workload(tmp_path, "", head).policy == "library"
+    assert workload(tmp_path, 'dispatch = "tuned"', head).policy == "auto"
+    assert workload(tmp_path, "", HEAD + '[defaults]\ndispatch = "fastest"\n').policy == ("auto", "library")
+
+
+def test_mistakes_in_what_may_win_are_sentences(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, 'dispatch = "cublas"') == ['dispatch is "cublas"; expected tuned, library or fastest']
+    wrong = mistakes(tmp_path, 'policy = { name = "library", cublas = "13.x" }')
+    assert wrong == ['policy library: cublas is "13.x"; expected a version such as "13.1"']
+    assert "cudnnn" in mistakes(tmp_path, 'policy = { name = "library", cudnnn = "9" }')[0]
