@@ -18,8 +18,8 @@ from kerneldecl.timing import Protocol
 
 IDLE_SECS = 0.05
 """Time without a launch after which the GPU is warmed up again."""
-BURST_SECS = 0.02
-"""Time of the replays, back to back, of which the last is a steady sample."""
+BURST_SECS, HOT_BURST_SECS = 0.02, 0.005
+"""Time of the replays, back to back, of which the last is a steady sample; of a sample that follows one of the same kernel at once."""
 HEAT_SECS, MOST_HEAT_SECS, IS_STEADY = 0.05, 0.5, 0.005
 """Time of the replays of which the last tells the clock; most of it altogether; difference of two such times that is none."""
 LEAST_SECS = 1e-9
@@ -43,9 +43,10 @@ def _cool(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
 def _steady(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
     """Take the last of replays without rests. Where another kernel or none ran before, the GPU takes on the kernel's own clock first."""
     graph = on_gpu.graph(kernel, count)
-    if time.monotonic() - _LAST.get(kernel.library, -math.inf) > IDLE_SECS:
+    is_hot = time.monotonic() - _LAST.get(kernel.library, -math.inf) < IDLE_SECS
+    if not is_hot:
         _heat(on_gpu, graph)
-    secs = _burst(on_gpu, graph, BURST_SECS)
+    secs = _burst(on_gpu, graph, HOT_BURST_SECS if is_hot else BURST_SECS)
     _LAST.clear()
     _LAST[kernel.library] = time.monotonic()
     return secs / count
