@@ -124,6 +124,12 @@ def test_a_steady_sample_is_at_the_clock_that_the_kernel_comes_to(gpu: FakeGpu) 
     assert gpu.clock.now - again > gpu_timing.HEAT_SECS, "another kernel came in between"
 
 
+def test_a_kernel_that_no_power_limits_is_steady_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "slowdown", property(lambda _: 1.0))
+    sampled(gpu, "steady")
+    assert gpu.clock.now < gpu_timing.HEAT_SECS + 2 * gpu_timing.BURST_SECS
+
+
 def test_heat_ends_where_the_clock_never_settles(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "slowdown", property(lambda clock: 1.0 + clock.busy))
     sampled(gpu, "steady")
