@@ -23,10 +23,12 @@ from support.fakes import Answer, FakeLinker, FakeRunner
 from support.spaces import Space
 
 from kerneldecl import api, flow
+from kerneldecl.cli.report import show_json
 from kerneldecl.errors import LostGpuError, StaleError, ToolchainError
 from kerneldecl.hardware import gpu_lock
 from kerneldecl.runners import local
 from kerneldecl.stages.session import Options, Session
+from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.events import Event, Note
 from kerneldecl.tuning.side_by_side import Line, measure_side_by_side
 
@@ -114,7 +116,10 @@ def test_the_record_says_which_gpu_it_was_and_no_key_does(gpus: Space, machine: 
     machine.peaks = {gpu.uuid: {**state, "conditions": {"measured_on": {"gpu": gpu.short_uuid}}} for gpu in (FIRST, SECOND)}
     done = build(gpus)
     tuned = [entry.tuned for entry in done.plan.entries if entry.tuned]
-    assert {each.json["conditions"]["measured_on"]["gpu"] for each in tuned} == {"GPU-00000001", "GPU-00000002"}
+    assert {each.measured_on["gpu"] for each in tuned} == {"GPU-00000001", "GPU-00000002"}
+    assert show_json(done.plan.entries[0])["measured_on"]["gpu"] in {"GPU-00000001", "GPU-00000002"}
+    odd = [{"conditions": 5}, {"conditions": {"measured_on": "x"}}, {"conditions": {"measured_on": {"gpu": 1}}}, {}]
+    assert [TuneResult(tuned[0].key, {**tuned[0].json, "conditions": None, **each}).measured_on for each in odd] == [{}] * 4
     assert not any("GPU-0000" in entry.action("tune").manifest for entry in done.plan.entries)
 
 
