@@ -47,6 +47,10 @@ class Machine:
         """Where processes wait for each other with their first data."""
         self.lost_at: dict[str, int] = {}
         self.peaks: dict[str, Answer] = {}
+        self.interrupted_at = ""
+        """The action at which the user interrupts; nothing is answered then until it may go on."""
+        self.go_on = threading.Event()
+        self._interrupting = threading.Lock()
 
     def computations(self, uuid: str, action: str) -> set[str]:
         return {computation for asked, did, computation in self.asked if (asked, did) == (uuid, action)}
@@ -60,6 +64,10 @@ class Machine:
     def _answer(self, uuid: str, answered: Any, before: list[str], request: Mapping[str, Any], limit_secs: float) -> Answer:
         self.asked.append((uuid, request["action"], request.get("spec", {}).get("computation", "")))
         before.append(request["action"])
+        if request["action"] == self.interrupted_at and not self.go_on.is_set():
+            if self._interrupting.acquire(blocking=False):
+                _thread.interrupt_main()  # once: a second one would end the test itself
+            assert self.go_on.wait(WAIT_SECS)
         if len(before) > self.lost_at.get(uuid, sys.maxsize):
             return {"failure": LOST}
         if request["action"] == "prepare" and self.meeting and before.count("prepare") == 1:
@@ -142,6 +150,19 @@ def test_without_any_gpu_left_the_build_ends_and_keeps_what_is_done(gpus: Space,
     with pytest.raises(ToolchainError, match="no longer answers"):
         build(gpus)
     machine.lost_at = {}
+    assert not build(gpus).failures
+
+
+def test_after_an_interrupt_nothing_is_kept_of_what_was_being_measured(gpus: Space, machine: Machine) -> None:
+    machine.interrupted_at = "verify"
+    with pytest.raises(KeyboardInterrupt):
+        build(gpus)
+    machine.go_on.set()  # a real process would have been killed
+    for thread in threading.enumerate():
+        if thread.name.startswith(("measure", "conclude")):
+            thread.join(WAIT_SECS)
+    assert not list((gpus.root / "cache/record/tune").glob("*.json"))
+    machine.interrupted_at = ""
     assert not build(gpus).failures
 
 
