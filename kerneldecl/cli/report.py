@@ -154,6 +154,7 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = (), names: Mapping[str
         "provenance": tuned.provenance,
         "suspect": why_suspect(entry),
         "before": list(tuned.before),
+        "measured_on": tuned.measured_on,
         "candidates": [_candidate_json(trial, roofline, chosen_by) for trial in tuned.trials],
     }
 
