@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pytest
 from support.spaces import Space
 
 WORKSPACE = """
@@ -34,6 +35,15 @@ k = 16
 name = "softmax"
 rule = "softmax"
 shape = [16, 24]
+"""
+
+LARGER = """
+[[workload]]
+name = "larger"
+rule = "matmul"
+m = 48
+n = 32
+k = 16
 """
 
 
@@ -69,3 +79,17 @@ def test_a_search_that_cannot_go_on_says_why_and_the_others_are_compared(tmp_pat
     assert auto["run_secs"] > 0
     assert configs["failure"].startswith("policy configs: configs[0] fits no template: cpu_matmul has no parameter tile_x")
     assert found["wins"] == {"auto": 1, "configs": 0}
+
+
+@pytest.mark.slow
+def test_policies_learn_of_records_only_where_they_may(tmp_path: Path) -> None:
+    space = Space(tmp_path).write({"workloads.toml": WORKSPACE})
+    space.run("build", "mm")
+    space.write({"workloads.toml": space.read("workloads.toml") + LARGER})
+    given = ("compare", "larger", "--policies", "nearest,default")
+    nearest, _ = space.run_json(*given, code=1)["entries"][0]["policies"]
+    assert nearest["failure"] == "policy nearest: no record tells of a computation like it; name another policy behind it"
+    nearest, default = space.run_json(*given, "--warm")["entries"][0]["policies"]
+    assert nearest["winner"].startswith("cpu_matmul(")
+    assert nearest["tried"] <= 2  # as many as were measured of the smaller one
+    assert default["run_secs"] > 0
