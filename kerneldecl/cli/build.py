@@ -37,6 +37,7 @@ _BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", 
     type=click.Choice(["off", "read", "read-write", "required"]),
     help="What to do with the shared cache, instead of the declared mode.",
 )
+@click.option("--overwrite", is_flag=True, help="Link other content under a version that was published.")
 @click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
 @json_option
 @click.pass_obj
@@ -64,6 +65,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         measure=not options["no_measure"],
         require_measured=options["require_measured"],
         require_all=options["require_all"],
+        overwrite=options["overwrite"],
     )
     with frozen_workspace(settings.root, options["policy"] or "") as opened:
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened

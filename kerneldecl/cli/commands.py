@@ -27,6 +27,7 @@ from kerneldecl.cli.inspect import check, plan, query, show, why
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
 from kerneldecl.cli.model import extract, verify
 from kerneldecl.cli.options import Settings
+from kerneldecl.cli.package import pull, push
 from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
@@ -131,5 +132,25 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
 
 _MODELS = (bench, compile_command, run_command)
-for _command in (build, cache, check, diff, doctor, export, extract, gate, init, measure, plan, query, schema, show, verify, why, *_MODELS):
+for _command in (
+    build,
+    cache,
+    check,
+    diff,
+    doctor,
+    export,
+    extract,
+    gate,
+    init,
+    measure,
+    plan,
+    pull,
+    push,
+    query,
+    schema,
+    show,
+    verify,
+    why,
+    *_MODELS,
+):
     main.add_command(_command)

@@ -106,6 +106,7 @@ def verify_text(found: dict[str, Any]) -> str:
         right = sum(entry["ok"] for entry in artifact["entries"])
         unchecked = sum(not entry["checked"] for entry in artifact["entries"])
         more = f", {unchecked} not checked" if unchecked else ""
+        more += f"; {artifact['signature']}" if "signature" in artifact else ""
         lines.append(f"{artifact['artifact']}: files match the manifest; {right} of {len(artifact['entries'])} kernels correct{more}")
     return "\n".join(lines)
 

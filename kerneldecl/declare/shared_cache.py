@@ -32,7 +32,8 @@ def _is_url(value: object) -> bool:
     return bool(parts.hostname) if is_server else not parts.netloc and bool(parts.path)
 
 
-def _are_public_keys(value: object) -> bool:
+def are_public_keys(value: object) -> bool:
+    """Say whether a value is a list of public keys as TOML and the command line have them."""
     return isinstance(value, list) and all(isinstance(key, str) and _PUBLIC_KEY.fullmatch(key) for key in value)
 
 
@@ -52,10 +53,10 @@ CACHE: Mapping[str, Key] = {
 }
 TRUST: Mapping[str, Key] = {
     "keys": Key(
-        _are_public_keys,
+        are_public_keys,
         'a list of public keys such as "ed25519:…"',
         {"type": "array", "items": {"type": "string", "pattern": f"^{_PUBLIC_KEY.pattern}$"}},
-        "Public keys of those who may write to the shared cache; entries that none of them has signed are ignored.",
+        "Public keys of those who may write to the shared cache or publish packages; what none of them has signed is ignored, or refused.",
     ),
 }
 

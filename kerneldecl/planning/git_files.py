@@ -54,3 +54,10 @@ def _said(root: Path, arguments: Sequence[str], told: str = "") -> bytes:
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return done.stdout
+
+
+def clean_revision(root: Path) -> str:
+    """Return the revision of the repository that a folder is in; empty where it is in none, or has changes that are not committed."""
+    revision = _said(root, ["rev-parse", "HEAD"]).decode(errors="replace").strip()
+    is_clean = not _said(root, ["status", "--porcelain", "--untracked-files=no", "--", "."]).strip()
+    return revision if is_clean and len(revision) in {40, 64} else ""

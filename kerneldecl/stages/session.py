@@ -53,6 +53,8 @@ class Options:
     """Processes that compile side by side; None: one a core."""
     require_measured: bool = False
     """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
+    overwrite: bool = False
+    """Whether other content may be linked under a version that was published."""
     require_all: bool = False
     """Whether an artifact that would lack a failed entry is not linked."""
 
