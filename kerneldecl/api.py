@@ -109,6 +109,8 @@ def run_build(
 
     with in_use(workspace.cache), _shared_store(workspace, report) as shared:
         done = flow.build(dataclasses.replace(workspace, shared=shared), options, runners or local, linkers, report)
+        for store in done.imports.values():
+            store.close()
     if printed:
         write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses and not workspace.is_overridden:

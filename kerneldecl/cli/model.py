@@ -53,7 +53,8 @@ def verify(settings: Settings, /, artifact: Path | None, against: str | None, ke
     if against is not None or (artifact is not None and artifact.suffix == ".so"):
         return _compare(artifact, against, model["kernels"], model["function"], as_json)
     from kerneldecl.cli.verify import artifacts_of, verify_artifact, verify_text
-    from kerneldecl.package.place import is_package, is_packed
+    from kerneldecl.package.folder import is_package
+    from kerneldecl.package.place import is_packed
 
     if artifact and (is_packed(artifact) or is_package(artifact)):
         verdicts = [_verified_package(settings, artifact, keys)]

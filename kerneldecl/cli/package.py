@@ -70,13 +70,16 @@ def push(settings: Settings, reference: str, artifact: Path | None, overwrite: b
 @click.pass_obj
 def pull(settings: Settings, reference: str, folder: Path | None, keys: tuple[str, ...], as_json: bool) -> None:
     """Bring a package from an OCI registry into a new folder, checked: digests, statements, signature."""
+    from kerneldecl.package.folder import read_package
     from kerneldecl.package.place import bring
 
     asked = _reference(reference)
     place = folder or settings.root / asked.name.rpartition("/")[2]
-    package, found = bring(reference, place, trusted_by(settings, keys))
+    verify = trusted_by(settings, keys)
+    found = bring(asked, place, verify)
+    package = read_package(place, verify)
     manifest = package.manifest
-    result = {"schema": 1, "reference": found, "folder": str(place), "artifact": package.name, "target": manifest["target"]}
+    result = {"schema": 1, "reference": str(found), "folder": str(place), "artifact": package.name, "target": manifest["target"]}
     result |= {"signed_by": list(package.signers), "is_trusted": package.is_trusted}
 
     def text(_: Any) -> str:

@@ -6,17 +6,21 @@ Knows nothing of what is done with it there. Nothing is left where it is not sou
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from kerneldecl.errors import ArtifactError
-from kerneldecl.package.folder import Package, is_package, read_package
-from kerneldecl.package.registry import SCHEME, pull, reference_of
+from kerneldecl.package.folder import Package, read_package
+from kerneldecl.package.registry import Reference, pull
 from kerneldecl.package.tar import unpack_tar
 from kerneldecl.package.wheel_file import WHEEL, unpack_wheel
+from kerneldecl.store.inside import UnsafeFileError, opened_regular
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.store.signing import Verify
+
+_CHUNK_BYTES = 1 << 20
 
 
 def is_packed(path: Path) -> bool:
@@ -45,24 +49,46 @@ def unpack(path: Path, folder: Path) -> None:
     (unpack_wheel if path.suffix == WHEEL else unpack_tar)(path, folder)
 
 
-def bring(url: str, folder: Path, verify: Verify | None) -> tuple[Package, str]:
-    """Put the package at a reference into a new folder; return it with the reference that has the digest of what came.
+def bring(reference: Reference, folder: Path, verify: Verify | None) -> Reference:
+    """Put the package at a reference into a new folder; return the reference with the digest of what came.
 
     Raise ArtifactError, with nothing left, where the folder is there, or what came is not sound or signed by nobody who is trusted.
     """
+    with scratch_folder() as scratch:
+        tar = scratch / "package.tar"
+        found = pull(reference, tar)
+        _place(tar, folder, verify, str(found))
+    return found
+
+
+def bring_file(path: Path, folder: Path, verify: Verify | None, expected: str) -> str:
+    """Put the package that a file is into a new folder and return the file's digest, which is as expected where anything is.
+
+    Raise as `bring`.
+    """
+    try:
+        with opened_regular(path) as file:
+            state = hashlib.sha256()
+            while chunk := file.read(_CHUNK_BYTES):
+                state.update(chunk)
+            found = state.hexdigest()
+    except (OSError, UnsafeFileError) as error:
+        raise ArtifactError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}") from None
+    if expected and found != expected:
+        raise ArtifactError(f"{path} has the digest sha256:{found}; expected sha256:{expected}")
+    _place(path, folder, verify, str(path))
+    return found
+
+
+def _place(packed: Path, folder: Path, verify: Verify | None, named: str) -> None:
     if folder.exists() or folder.is_symlink():
         raise ArtifactError(f"{folder} is there already; name another with -o, or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder() as scratch, tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
-        tar, fresh = scratch / "package.tar", Path(beside) / "package"
-        found = str(pull(reference_of(url), tar))
-        unpack(tar, fresh)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
+        fresh = Path(beside) / "package"
+        unpack(packed, fresh)
         try:
             read_package(fresh, verify)
         except ArtifactError as error:
-            raise ArtifactError(str(error).replace(str(fresh), found)) from None
+            raise ArtifactError(str(error).replace(str(fresh), named)) from None
         fresh.rename(folder)
-    return read_package(folder, verify), found
-
-
-__all__ = ["SCHEME", "bring", "is_package", "is_packed", "opened_package", "unpack"]

@@ -1,6 +1,6 @@
-"""Owns what a build exchanges with a shared cache: what others have found out comes, what is found out here goes.
+"""Owns what a build exchanges with a shared cache and imported packages: what others have found out comes, what is found out here goes.
 
-Knows nothing of how the cache is reached. Without one, nothing is done.
+Knows nothing of how they are reached. Without any, nothing is done.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 from kerneldecl.planning.action import State
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.planning.workspace import Workspace
+from kerneldecl.stages.imports import imported
+from kerneldecl.stages.lock import lock_on_disk
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
 from kerneldecl.store.protocol import Wanted
@@ -24,12 +26,17 @@ _MOST_SECS = 300.0
 
 
 def exchange(session: Session) -> None:
-    """Share what was found out so far, and fetch what the plan lacks, as long as that leads to more of the plan."""
+    """Share what was found out so far, and fetch what the plan lacks, as long as that leads to more of the plan.
+
+    Imports are asked first: they are here, and what they hold is pinned.
+    """
     shared = session.workspace.shared
-    if shared is None:
-        return
-    shared.share()
-    while shared.fetch(_lacking(session)):
+    if shared is not None:
+        shared.share()
+    lock = lock_on_disk(session.workspace)
+    imports = list(imported(session, lock, lacks_records=any(True for _ in _lacking(session))))
+    sources = [*imports, *([shared] if shared is not None else [])]
+    while sum(source.fetch(_lacking(session)) for source in sources):
         session.replan()
 
 

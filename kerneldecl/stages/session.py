@@ -26,6 +26,7 @@ from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.tuning.events import Finished, Report
 
 if TYPE_CHECKING:
+    from kerneldecl.store.shared import SharedStore
     from kerneldecl.toolchain.linkers import Linker
     from kerneldecl.tuning.counted import Counted
     from kerneldecl.tuning.earlier import Earlier
@@ -85,6 +86,8 @@ class Session:
     """What was built to be measured elsewhere, by target."""
     earlier: dict[bool, Earlier] = field(default_factory=dict)
     """What the tune records know, of detected archs (true) and of declared ones, once anybody has asked."""
+    imports: dict[str, SharedStore] = field(default_factory=dict)
+    """Imported packages to fetch from, by name, once anything was lacking."""
     shows_ranked: bool = True
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
     tuned_again: set[str] = field(default_factory=set)
