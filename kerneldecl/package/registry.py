@@ -29,6 +29,7 @@ CONTENT = "urn.kerneldecl.content"
 """Annotation with the digest of a package's content, without what is said about it."""
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _EMPTY = b"{}"
+_CONFIG = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": f"sha256:{digest(_EMPTY)}", "size": len(_EMPTY)}
 _MOST_MANIFEST_BYTES = 1 << 20
 _REFERENCE = re.compile(
     r"oci://(?P<host>\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+)(?P<port>:\d{1,5})?/(?P<name>[a-z0-9]+(?:[._/-]{1,2}[a-z0-9]+)*)"
@@ -70,12 +71,16 @@ def reference_of(text: str) -> Reference:
     return Reference(found["host"] + (found["port"] or ""), found["name"], found["tag"] or "", found["digest"] or "")
 
 
-def look_up(reference: Reference, *, client: Client | None = None) -> Published | None:
+def look_up(reference: Reference) -> Published | None:
     """Return what a registry has under a reference; None where there is nothing.
 
     Raise ArtifactError for what is no package, or another than its digest says, RegistryError where the registry does not answer.
     """
-    client = client or _client(reference)
+    with _client(reference) as client:
+        return _look_up(client, reference)
+
+
+def _look_up(client: Client, reference: Reference) -> Published | None:
     content = client.manifest(reference, _MANIFEST, _MOST_MANIFEST_BYTES)
     if content is None:
         return None
@@ -105,12 +110,11 @@ def pull(reference: Reference, path: Path) -> Reference:
 
     Raise ArtifactError where anything differs from what its digest says, or nothing is there.
     """
-    client = _client(reference)
-    published = look_up(reference, client=client)
-    if published is None:
-        raise ArtifactError(f"{reference}: the registry has no such package")
     state = hashlib.sha256()
-    with path.open("xb") as file:
+    with _client(reference) as client, path.open("xb") as file:
+        published = _look_up(client, reference)
+        if published is None:
+            raise ArtifactError(f"{reference}: the registry has no such package")
         for chunk in client.blob(reference, published.layer, published.size):
             state.update(chunk)
             file.write(chunk)
@@ -128,31 +132,32 @@ def push(reference: Reference, tar: Path, content: str, annotations: Mapping[str
 
     Raise ArtifactError where the tag has other content and is not to be overwritten.
     """
-    client = _client(reference)
-    before = look_up(reference, client=client)
-    if before and before.content == content:
-        return replace(reference, digest=before.digest), True
-    if before and not overwrite:
-        raise ArtifactError(f"{reference} is published with other content; raise the artifact's version, or give --overwrite")
-    state, size = hashlib.sha256(), tar.stat().st_size
-    with tar.open("rb") as file:
+    with _client(reference) as client:
+        before = _look_up(client, reference)
+        if before and before.content == content:
+            return replace(reference, digest=before.digest), True
+        if before and not overwrite:
+            raise ArtifactError(f"{reference} is published with other content; raise the artifact's version, or give --overwrite")
+        layer = {"mediaType": LAYER, "digest": f"sha256:{_file_digest(tar)}", "size": tar.stat().st_size}
+        text = _manifest_text(layer, {**annotations, CONTENT: content})
+        client.upload(reference, _CONFIG, _EMPTY)
+        client.upload(reference, layer, tar)
+        client.put_manifest(reference, _MANIFEST, text)
+    return replace(reference, digest=digest(text)), False
+
+
+def _manifest_text(layer: Mapping[str, object], annotations: Mapping[str, str]) -> bytes:
+    head = {"schemaVersion": 2, "mediaType": _MANIFEST, "artifactType": TYPE}
+    manifest = {**head, "config": _CONFIG, "layers": [layer], "annotations": annotations}
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _file_digest(path: Path) -> str:
+    state = hashlib.sha256()
+    with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             state.update(chunk)
-    empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": f"sha256:{digest(_EMPTY)}", "size": len(_EMPTY)}
-    layer = {"mediaType": LAYER, "digest": f"sha256:{state.hexdigest()}", "size": size}
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": _MANIFEST,
-        "artifactType": TYPE,
-        "config": empty,
-        "layers": [layer],
-        "annotations": {**annotations, CONTENT: content},
-    }
-    client.upload(reference, empty, _EMPTY)
-    client.upload(reference, layer, tar)
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
-    client.put_manifest(reference, _MANIFEST, text)
-    return replace(reference, digest=digest(text)), False
+    return state.hexdigest()
 
 
 def _client(reference: Reference) -> Client:

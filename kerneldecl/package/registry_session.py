@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import http.cookiejar
 import ipaddress
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
 import oras.container
@@ -51,7 +52,14 @@ class _Session(requests.Session):  # type: ignore[misc]  # requests is untyped
     def __init__(self, registry: str) -> None:
         super().__init__()
         self._registry = registry
+        self._responses: list[requests.Response] = []
         self.headers["Accept-Encoding"] = "identity"
+
+    def close(self) -> None:
+        """End all connections, those of answers that nobody has read to their end, too."""
+        for response in self._responses:
+            response.close()
+        super().close()
 
     def request(self, method: str, url: str, *args: Any, **options: Any) -> requests.Response:
         """As requests has it, but for what the class says."""
@@ -62,6 +70,7 @@ class _Session(requests.Session):  # type: ignore[misc]  # requests is untyped
             self._check_scheme(url)
         options |= {"stream": True, "allow_redirects": False, "timeout": (CONNECT_SECS, SILENCE_SECS)}
         response = super().request(method, url, *args, headers=headers, **options)
+        self._responses.append(response)
         if not stream:
             response._content = b"".join(bounded(response, _MOST_ANSWER_BYTES))  # noqa: SLF001  else requests reads whatever comes
         return response
@@ -129,6 +138,12 @@ class Client:
         self._registry = _Registry(registry)
         self._name = registry
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._registry.session.close()
+
     def manifest(self, reference: Reference, accepts: str, most_bytes: int) -> bytes | None:
         """Return the bytes of a manifest, None where there is none."""
         with self._asking():
@@ -147,7 +162,6 @@ class Client:
                 if response.status_code not in _REDIRECTS:
                     break
                 url = urljoin(response.url, response.headers.get("Location", ""))
-                response.close()
                 response = self._registry.session.request("GET", url, headers=self._own_headers(url), stream=True)
             self._check(response, "a blob")
             yield from bounded(response, size)
@@ -167,7 +181,7 @@ class Client:
             self._check(self._registry.do_request(url, "PUT", data=text, headers={"Content-Type": kind}), "a manifest")
 
     def _asked(self, method: str, reference: Reference, what: str, headers: Mapping[str, str]) -> requests.Response:
-        self._registry.auth.load_configs(self._container(reference))
+        self._registry.auth.load_configs(self._container(reference), _configurations())
         url = f"{self._registry.prefix}://{self._name}/v2/{reference.name}/{what}"
         return self._registry.do_request(url, method, headers=dict(headers), stream=True)
 
@@ -197,6 +211,12 @@ class Client:
             raise RegistryError(f"{self._name} answers what no registry does ({printable(str(error))[:100]})") from None
 
 
+def _configurations() -> list[str]:
+    """Return the file that DOCKER_CONFIG leads to, if it is there; oras itself reads ~/.docker/config.json."""
+    named = Path(os.environ.get("DOCKER_CONFIG", "")) / "config.json"
+    return [str(named)] if os.environ.get("DOCKER_CONFIG") and named.is_file() else []
+
+
 def bounded(response: requests.Response, most_bytes: int) -> Iterator[bytes]:
     """Yield an answer's bytes as they came; raise ArtifactError for more than these, RegistryError for one that takes too long."""
     if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -205,10 +225,7 @@ def bounded(response: requests.Response, most_bytes: int) -> Iterator[bytes]:
     while chunk := response.raw.read1(_CHUNK_BYTES) if hasattr(response.raw, "read1") else response.raw.read(_CHUNK_BYTES):
         size += len(chunk)
         if size > most_bytes:
-            response.close()
             raise ArtifactError(f"{urlsplit(response.url).netloc} sends more than the {most_bytes} bytes that it announced or may send")
         if time.monotonic() - began > PATIENCE_SECS + size / _BYTES_PER_SEC:
-            response.close()
             raise RegistryError(f"{urlsplit(response.url).netloc} is too slow to be of use")
         yield chunk
-    response.close()
