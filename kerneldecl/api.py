@@ -26,6 +26,7 @@ from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace, with_policy
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
+from kerneldecl.stages.tidy import tidy
 from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import in_use
@@ -111,6 +112,8 @@ def run_build(
         done = flow.build(dataclasses.replace(workspace, shared=shared), options, runners or local, linkers, report)
         for store in done.imports.values():
             store.close()
+    if done.ran:
+        tidy(workspace, report)
     if printed:
         write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses and not workspace.is_overridden:

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kerneldecl.declare.toml_keys import Finding, Key
-from kerneldecl.store.remote import SharedCache
+from kerneldecl.store.remote import OBJECT_STORES, SharedCache
 
 MODES = ("read", "read-write", "required")
-_SCHEMES = ("http", "https", "file", "")
+_SCHEMES = ("http", "https", "file", "", *OBJECT_STORES)
 _PUBLIC_KEY = re.compile(r"ed25519:[A-Za-z0-9+/]{43}=")
 
 
@@ -28,7 +28,7 @@ def _is_url(value: object) -> bool:
         return False
     if parts.scheme not in _SCHEMES or parts.query or parts.fragment:
         return False
-    is_server = parts.scheme in {"http", "https"}
+    is_server = parts.scheme in {"http", "https", *OBJECT_STORES}
     return bool(parts.hostname) if is_server else not parts.netloc and bool(parts.path)
 
 
@@ -40,9 +40,9 @@ def are_public_keys(value: object) -> bool:
 CACHE: Mapping[str, Key] = {
     "url": Key(
         _is_url,
-        "the URL of a server (http, https) or the path of a folder",
+        "the URL of a server (http, https) or an object store (s3, gs, az), or the path of a folder",
         {"type": "string", "minLength": 1},
-        "Where the shared cache is: a server that answers GET, HEAD and PUT below /ac/ and /cas/, or a folder.",
+        "Where the shared cache is: a server that answers GET, HEAD and PUT below /ac/ and /cas/, an object store, or a folder.",
     ),
     "mode": Key(
         lambda value: isinstance(value, str) and value in MODES,

@@ -18,6 +18,7 @@ from kerneldecl.stages.lock import lock_on_disk
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
 from kerneldecl.store.protocol import Wanted
+from kerneldecl.store.remote import OBJECT_STORES
 from kerneldecl.tuning.events import Finished, Note
 
 _LOOK_SECS = 0.5
@@ -43,8 +44,8 @@ def exchange(session: Session) -> None:
 def shared_with_workers(workspace: Workspace) -> dict[str, Any]:
     """Return where workers find what others have compiled; nothing without a cache that answers."""
     shared, cache = workspace.shared, workspace.declaration.cache
-    if cache is None or shared is None or not shared.is_open:
-        return {}
+    if cache is None or shared is None or not shared.is_open or cache.url.startswith(tuple(f"{scheme}:" for scheme in OBJECT_STORES)):
+        return {}  # workers run candidates: they get no credentials of a cloud
     return {"url": shared.url, "trusted": list(cache.trusted)}
 
 
