@@ -30,6 +30,7 @@ from kerneldecl.stages.tidy import tidy
 from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import in_use
+from kerneldecl.store.signing import verifier
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Report, Started, Step
@@ -152,16 +153,40 @@ def measure_bundle(
     report: Report | None = None,
     *,
     keep_going: bool = True,
-    trust_rules: bool = False,
+    trust: bundle.Trust = bundle.NOBODY,
+    part: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """Measure a bundle's entries on this machine and keep the records in `cache`; return what came of each, by entry.
 
     Its candidates run here, which is what measuring means. Python of its own, the rules of the workspace that it was built in, runs
-    with `trust_rules` alone; otherwise references are those of standard rules, or the computations that the bundle holds.
+    with `trust.rules` alone; otherwise references are those of standard rules, or the computations that the bundle holds.
+    What was measured before is not measured again. `part` (2, 3) measures the second third: machines that each have another part have
+    all entries between them. Where there are public keys in `trust.keys`, one of them must have signed the bundle.
     Raise ArtifactError for what is no bundle, ToolchainError where the entries' GPU is not here.
     """
     say, store = report or _silent, LocalStore(Path(cache).resolve())
-    entries = bundle.read_bundle(Path(folder).resolve())
+    with bundle_folder(Path(folder).resolve()) as place:
+        entries = bundle.part_of(bundle.read_bundle(place, verifier(trust.keys) if trust.keys else None), *part)
+        return _measured_all(entries, store, say, keep_going=keep_going, trust=trust)
+
+
+@contextlib.contextmanager
+def bundle_folder(path: Path) -> Iterator[Path]:
+    """Provide the folder of a bundle that is one, or a tar of one."""
+    if path.suffix != ".tar":
+        yield path
+        return
+    from kerneldecl.package.tar import unpack_tar
+    from kerneldecl.store.scratch import scratch_folder
+
+    with scratch_folder() as scratch:
+        unpack_tar(path, scratch)
+        yield scratch
+
+
+def _measured_all(
+    entries: Sequence[bundle.Entry], store: LocalStore, say: Report, *, keep_going: bool, trust: bundle.Trust
+) -> dict[str, Any]:
     waiting = [entry for entry in entries if not bundle.is_measured(entry, store)]
     for entry in waiting:
         if reason := why_not_measured_here(entry.task.arch):
@@ -169,10 +194,10 @@ def measure_bundle(
     say(Started(len(entries), 0, len(waiting), 0))
     done: list[Finished] = []
     with in_use(store.root), LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
-        if not trust_rules:
+        if not trust.rules:
             waiting = bundle.with_trusted_references(waiting, runner)
         for entry, next_entry in itertools.zip_longest(waiting, waiting[1:]):
-            done.append(_measured(entry, next_entry.task if next_entry else None, runner, store, say))
+            done.append(_measured(entry, next_entry.task if next_entry else None, runner, store, say, trust))
             if done[-1].has_failed and not keep_going:
                 break
     failed = [{"entry": finished.entry, "reason": finished.text} for finished in done if finished.has_failed]
@@ -181,7 +206,9 @@ def measure_bundle(
     return {"schema": 1, **counts, "failed": failed, "references": references, "records": str(store.root / "record")}
 
 
-def _measured(entry: bundle.Entry, next_task: Task | None, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:
+def _measured(
+    entry: bundle.Entry, next_task: Task | None, runner: LocalRunner, store: LocalStore, say: Report, trust: bundle.Trust
+) -> Finished:
     name = entry.task.workload.entry
 
     def on_progress(doing: str, done: int, total: int, best_secs: float | None) -> None:
@@ -189,6 +216,8 @@ def _measured(entry: bundle.Entry, next_task: Task | None, runner: LocalRunner, 
 
     outcome = bundle.measure_entry(entry, runner, store, on_progress, next_task)
     winner = outcome.trials[0] if outcome.policy else None
+    if winner and trust.keys:
+        bundle.keep_blobs(entry, outcome, store)
     text = f"{winner.candidate} {duration(winner.run_secs)}" if winner else why_no_winner(outcome.trials)
     finished = Finished(name, "measure", text, has_failed=winner is None)
     say(finished)

@@ -94,7 +94,12 @@ def export_package(settings: Settings, artifact: str | None, form: str, name: st
     from kerneldecl.package.hf_kernel import write_hf_kernel
     from kerneldecl.package.tar import write_tar
     from kerneldecl.package.wheel_file import module_name, write_wheel
+    from kerneldecl.tuning.bundle_files import FILE as BUNDLE
 
+    if artifact and form == "tar" and (Path(artifact) / BUNDLE).is_file():
+        path = output or Path(f"{Path(artifact).resolve().name}.tar")
+        write_tar(Path(artifact), path)
+        return path
     with _package(settings, Path(artifact) if artifact else None) as package:
         module = module_name(name or package.manifest["name"])
         if form == "tar":
@@ -111,14 +116,20 @@ def export_package(settings: Settings, artifact: str | None, form: str, name: st
 
 def trusted_by(settings: Settings, keys: tuple[str, ...]) -> Verify | None:
     """Return what signatures are verified by: the given keys, else those of the workspace's [trust]; None where there are none."""
+    from kerneldecl.store.signing import verifier
+
+    trusted = trusted_keys(settings, keys)
+    return verifier(trusted) if trusted else None
+
+
+def trusted_keys(settings: Settings, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the given public keys, else those of the workspace's [trust]."""
     from kerneldecl.declare.shared_cache import are_public_keys
     from kerneldecl.declare.toml_keys import FILE
-    from kerneldecl.store.signing import verifier
 
     if not are_public_keys(list(keys)):
         raise click.UsageError('--key takes a public key such as "ed25519:…", as `kerneldecl cache key` prints it')
-    trusted = keys or (opened(settings).declaration.trusted if (settings.root / FILE).is_file() else ())
-    return verifier(trusted) if trusted else None
+    return keys or (opened(settings).declaration.trusted if (settings.root / FILE).is_file() else ())
 
 
 def signed_text(package: Package) -> str:
@@ -167,10 +178,9 @@ def _package(settings: Settings, artifact: Path | None) -> Iterator[Package]:
 
 
 def _signer() -> Sign | None:
-    from kerneldecl.store.signing import SIGNING_KEY, signer
+    from kerneldecl.store.signing import signer_of
 
-    key = os.environ.get(SIGNING_KEY, "")
-    return signer(Path(key)) if key else None
+    return signer_of(os.environ)
 
 
 def _note_published(settings: Settings, package: Package, reference: str) -> None:

@@ -78,14 +78,13 @@ def access_to(cache: SharedCache, root: Path) -> Access:
         folder = root / unquote(parts.path if parts.scheme else cache.url)
         connect = functools.partial(FolderCache, folder)
     writes = cache.mode != "read"
-    key = os.environ.get(signing.SIGNING_KEY, "")
     return Access(
         connect=connect,
         url=cache.url if parts.netloc else str(folder),
         writes=writes,
         is_required=cache.mode == "required",
         verify=signing.verifier(cache.trusted) if cache.trusted else None,
-        sign=signing.signer(Path(key)) if key and writes else None,
+        sign=signing.signer_of(os.environ) if writes else None,
     )
 
 
