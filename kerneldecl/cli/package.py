@@ -187,5 +187,5 @@ def _note_published(settings: Settings, package: Package, reference: str) -> Non
     from kerneldecl.declare.toml_keys import FILE
     from kerneldecl.planning.published import note
 
-    if (settings.root / FILE).is_file():
+    if (settings.root / FILE).is_file() and opened(settings).declaration.artifact == package.manifest["name"]:
         note(settings.root, package.manifest, reference)

@@ -80,9 +80,10 @@ class _Session(requests.Session):  # type: ignore[misc]  # requests is untyped
         asked, own = urlsplit(url), urlsplit(f"//{self._registry}")
         if asked.netloc == own.netloc:
             return True
-        domain = ".".join((own.hostname or "").split(".")[-2:])
-        is_name = "." in domain and not domain.replace(".", "").isdigit() and ":" not in domain
-        return is_name and asked.scheme == "https" and asked.port in {None, 443} and (asked.hostname or "").endswith(f".{domain}")
+        domain = (own.hostname or "").partition(".")[2]
+        is_name = "." in domain and not domain.replace(".", "").isdigit()
+        host = asked.hostname or ""
+        return is_name and asked.scheme == "https" and asked.port in {None, 443} and (host == domain or host.endswith(f".{domain}"))
 
     def _check_scheme(self, url: str) -> None:
         parts = urlsplit(url)

@@ -63,7 +63,7 @@ def local_branches(root: Path) -> list[str]:
 
 
 def clean_revision(root: Path) -> str:
-    """Return the revision of the repository that a folder is in; empty where it is in none, or has changes that are not committed."""
+    """Return the revision of the repository that a folder is in; empty where it is in none, or holds what is not committed."""
     revision = _said(root, ["rev-parse", "HEAD"]).decode(errors="replace").strip()
-    is_clean = not _said(root, ["status", "--porcelain", "--untracked-files=no", "--", "."]).strip()
+    is_clean = not _said(root, ["status", "--porcelain", "--", "."]).strip()
     return revision if is_clean and len(revision) in {40, 64} else ""

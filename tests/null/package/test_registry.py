@@ -213,3 +213,27 @@ def test_a_sound_blob_that_is_no_package_leaves_no_folder(built: Space, registry
     done = built.command("pull", f"oci://{registry.host}/team/x:1", "-o", str(tmp_path / "out/x"))
     assert done.code == 6, done.err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "may"),
+    [
+        ("https://registry.example.org/v2/", True),
+        ("https://auth.example.org/token", True),
+        ("https://example.org/jwt", True),
+        ("http://auth.example.org/token", False),
+        ("https://auth.example.org:8443/token", False),
+        ("https://example.org.evil.net/token", False),
+        ("https://evilexample.org/token", False),
+        ("https://registry.example.com/token", False),
+    ],
+)
+def test_credentials_stay_within_the_registrys_domain(url: str, may: bool) -> None:
+    assert registry_session._Session("registry.example.org")._may_know(url) is may
+
+
+@pytest.mark.parametrize(
+    ("registry_host", "url"), [("ghcr.io", "https://evil.io/"), ("10.0.0.1:5000", "https://10.0.0.2/"), ("[::1]:5000", "https://[::2]/")]
+)
+def test_a_short_name_or_an_address_has_no_domain(registry_host: str, url: str) -> None:
+    assert not registry_session._Session(registry_host)._may_know(url)
