@@ -1,10 +1,12 @@
-"""Kernels that kerneldecl has built, verified and measured, for arrays of torch, JAX, NumPy and whatever else has DLPack.
+"""Owns calling kernels that kerneldecl has built, verified and measured: with arrays of torch, JAX, NumPy, whatever else has DLPack.
+
+Knows nothing of kerneldecl, which need not be installed: this file is that of a wheel.
 
     kernels["projection[m=128]"](a, b, bias)         returns the output, an array of the same kind on the same device
     kernels["projection[m=128]"](a, b, bias, out)    writes it into `out`
 
 The folder `package` beside this file has the artifact, the records that it was linked from, and statements of what it was built from
-and on what it was measured. `python -m pip download` and `kerneldecl verify FILE.whl` check them.
+and on what it was measured; `kerneldecl verify FILE.whl` checks them.
 """
 
 from __future__ import annotations

@@ -70,6 +70,13 @@ def pins(text: str) -> dict[str, Import]:
     return {name: each for name, each in found.items() if is_digest(each.digest)}
 
 
+def pinned(declared: Sequence[Import], text: str) -> tuple[Import, ...]:
+    """Return the declared imports, those without a digest with the one that a lock has for the same URL."""
+    known = pins(text) if declared else {}
+    found = (known.get(each.name, each) for each in declared)
+    return tuple(each if each.digest or pin.url != each.url else pin for each, pin in zip(declared, found, strict=True))
+
+
 def unmeasured_keys(text: str) -> frozenset[str]:
     """Return the keys of the entries that a lock holds in want of measurements; none where the text is no lock."""
     return _keys_with(text, _UNMEASURED)

@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl.planning.action import State
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.planning.workspace import Workspace
-from kerneldecl.stages.imports import imported
-from kerneldecl.stages.lock import lock_on_disk
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
 from kerneldecl.store.protocol import Wanted
 from kerneldecl.store.remote import OBJECT_STORES
 from kerneldecl.tuning.events import Finished, Note
+
+if TYPE_CHECKING:
+    from kerneldecl.store.shared import SharedStore
 
 _LOOK_SECS = 0.5
 _MOST_SECS = 300.0
@@ -34,11 +35,19 @@ def exchange(session: Session) -> None:
     shared = session.workspace.shared
     if shared is not None:
         shared.share()
-    lock = lock_on_disk(session.workspace)
-    imports = list(imported(session, lock, lacks_records=any(True for _ in _lacking(session))))
-    sources = [*imports, *([shared] if shared is not None else [])]
+    sources = [*_imports(session), *([shared] if shared is not None else [])]
     while sum(source.fetch(_lacking(session)) for source in sources):
         session.replan()
+
+
+def _imports(session: Session) -> list[SharedStore]:
+    """Return the imported packages to fetch from, as far as anything is lacking."""
+    if not session.workspace.declaration.imports:
+        return []
+    from kerneldecl.stages.imports import imported  # what imports nothing needs no packages
+    from kerneldecl.stages.lock import lock_on_disk
+
+    return list(imported(session, lock_on_disk(session.workspace), lacks_records=any(True for _ in _lacking(session))))
 
 
 def shared_with_workers(workspace: Workspace) -> dict[str, Any]:

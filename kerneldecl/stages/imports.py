@@ -16,24 +16,14 @@ from kerneldecl.errors import ArtifactError
 from kerneldecl.package.folder import RECORDS, read_package
 from kerneldecl.package.place import bring, bring_file
 from kerneldecl.package.registry import SCHEME, reference_of
-from kerneldecl.planning.lockfile import pins
-from kerneldecl.planning.workspace import Workspace
+from kerneldecl.planning.lockfile import pinned
+from kerneldecl.planning.workspace import IMPORTED, Workspace
 from kerneldecl.stages.session import Session
 from kerneldecl.store.folder_cache import FolderCache
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.shared import Access, SharedStore
 from kerneldecl.store.signing import Verify, verifier
 from kerneldecl.tuning.events import Note
-
-FOLDER = "import"
-"""Folder of the cache with packages by the digests that the lock holds."""
-
-
-def pinned(workspace: Workspace, lock: str) -> tuple[Import, ...]:
-    """Return the declared imports, those without a digest with the one that a lock has for the same URL."""
-    known = pins(lock)
-    found = (each if each.digest else known.get(each.name, each) for each in workspace.declaration.imports)
-    return tuple(pin if pin.url == each.url else each for each, pin in zip(workspace.declaration.imports, found, strict=True))
 
 
 def imported(session: Session, lock: str, *, lacks_records: bool) -> Iterator[SharedStore]:
@@ -46,7 +36,10 @@ def imported(session: Session, lock: str, *, lacks_records: bool) -> Iterator[Sh
         return
     trusted = workspace.declaration.trusted
     verify = verifier(trusted) if trusted else None
-    found = [_brought(session, each, verify) if lacks_records or not each.digest else each for each in pinned(workspace, lock)]
+    found = [
+        _brought(session, each, verify) if lacks_records or not each.digest else each
+        for each in pinned(workspace.declaration.imports, lock)
+    ]
     session.workspace = replace(workspace, declaration=replace(workspace.declaration, imports=tuple(found)))
     if lacks_records:
         for each in found:
@@ -71,7 +64,7 @@ def _brought(session: Session, package: Import, verify: Verify | None) -> Import
     if package.digest and _folder(workspace, package).is_dir():
         return package
     session.report(Note(f"fetching [import.{package.name}] from {package.url}"))
-    parent = workspace.cache / FOLDER
+    parent = workspace.cache / IMPORTED
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".") as beside:
         place = Path(beside) / "package"
@@ -92,4 +85,4 @@ def _digest_of(workspace: Workspace, package: Import, place: Path, verify: Verif
 
 
 def _folder(workspace: Workspace, package: Import) -> Path:
-    return workspace.cache / FOLDER / package.digest
+    return workspace.cache / IMPORTED / package.digest

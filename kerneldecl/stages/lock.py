@@ -13,7 +13,6 @@ from kerneldecl.planning import lockfile
 from kerneldecl.planning.action import Action
 from kerneldecl.planning.plan import EntryPlan, Plan
 from kerneldecl.planning.workspace import LOCK, Workspace
-from kerneldecl.stages.imports import pinned
 from kerneldecl.stages.session import Session
 from kerneldecl.store.files import write_whole
 
@@ -51,7 +50,7 @@ def lock_of(workspace: Workspace, current: Plan, missing: Collection[str] = ()) 
     """Return the lock that the records make, with the entries without a record that are missing."""
     declaration = workspace.declaration
     entries = [(e.workload, e.arch, e.tuned or _first_miss(e).key) for e in current.entries if e.tuned or e.entry in missing]
-    imports = pinned(workspace, lock_on_disk(workspace))
+    imports = lockfile.pinned(declaration.imports, lock_on_disk(workspace))
     return lockfile.lock_text((declaration.artifact, declaration.version), workspace.inputs.toolchain, entries, imports)
 
 

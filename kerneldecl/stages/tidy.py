@@ -13,8 +13,7 @@ from kerneldecl.errors import LockHeldError
 from kerneldecl.planning.git_files import git_files, local_branches
 from kerneldecl.planning.lockfile import pins
 from kerneldecl.planning.referred import referred
-from kerneldecl.planning.workspace import LOCK, Workspace
-from kerneldecl.stages.imports import FOLDER
+from kerneldecl.planning.workspace import IMPORTED, LOCK, Workspace
 from kerneldecl.store.collect import Limits, collect
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.lock import unused
@@ -52,6 +51,6 @@ def _drop_imports(workspace: Workspace) -> None:
     lock = workspace.root / LOCK
     text = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
     used = {each.digest for each in (*workspace.declaration.imports, *pins(text).values())}
-    for folder in (workspace.cache / FOLDER).glob("*"):
+    for folder in (workspace.cache / IMPORTED).glob("*"):
         if folder.name not in used:
             shutil.rmtree(folder, ignore_errors=True)

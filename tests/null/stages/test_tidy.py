@@ -14,7 +14,7 @@ from support.fakes import FakeRunner
 from support.git import git
 from support.spaces import Space
 
-from kerneldecl.stages.imports import FOLDER
+from kerneldecl.planning.workspace import IMPORTED
 from kerneldecl.stages.tidy import STAMP
 from kerneldecl.store.lock import in_use
 
@@ -83,7 +83,7 @@ def test_nothing_goes_while_another_build_is_at_work(space: Space) -> None:
 
 
 def test_packages_that_nothing_imports_go(space: Space) -> None:
-    left: Path = space.root / "cache" / FOLDER / ("0" * 64)
+    left: Path = space.root / "cache" / IMPORTED / ("0" * 64)
     left.mkdir(parents=True)
     age(space, 2)
     rebuilt(space, "factor = 3.0", "factor = 4.0")
