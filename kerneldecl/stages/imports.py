@@ -69,8 +69,11 @@ def _brought(session: Session, package: Import, verify: Verify | None) -> Import
     with tempfile.TemporaryDirectory(dir=parent, prefix=".") as beside:
         place = Path(beside) / "package"
         found = replace(package, digest=_digest_of(workspace, package, place, verify))
-        if not _folder(workspace, found).is_dir():
+        try:
             place.rename(_folder(workspace, found))
+        except OSError:
+            if not _folder(workspace, found).is_dir():  # else another build has brought it meanwhile
+                raise
     return found
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from support.spaces import REAL, Space, clean_environment
 
+import kerneldecl
 from kerneldecl.toolchain.versions import PINS
 
 
@@ -106,6 +107,15 @@ def test_a_package_is_verified_and_timed_where_its_workspace_is_not(made: Space,
     assert {entry["verdict"] for entry in same["entries"]} == {"SAME"}
     # An artifact in its folder is timed, too, beside the records of its workspace.
     assert len(made.run_json("bench", "dist/mini-0.1.0/host")["entries"]) == 4
+
+
+def test_an_unpacked_package_is_loaded(made: Space, tmp_path: Path) -> None:
+    from kerneldecl.package.tar import unpack_tar
+
+    unpack_tar(made.root / "mini.tar", tmp_path)
+    out = np.empty((16, 24), "float32")
+    kerneldecl.load(tmp_path)["gemm"](A, B, out)
+    np.testing.assert_allclose(out, A @ B, rtol=1e-4)
 
 
 def test_a_kernel_that_is_wrong_here_is_not_timed(made: Space, tmp_path: Path) -> None:
