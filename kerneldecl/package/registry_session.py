@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
 import oras.container
+import oras.logger
 import oras.provider
 import requests
 import urllib3
@@ -26,6 +27,7 @@ from kerneldecl.errors import ArtifactError, RegistryError, printable
 if TYPE_CHECKING:
     from kerneldecl.package.registry import Reference
 
+oras.logger.logger.log_handler = []  # errors are raised here, in one sentence
 CONNECT_SECS, SILENCE_SECS = 5.0, 20.0
 """Longest wait for a connection, and longest silence in one."""
 PATIENCE_SECS = 60.0

@@ -152,6 +152,7 @@ _ANSWERS: Mapping[str, tuple[bool, Callable[[_Handler], None]]] = {
     "redirects the manifest": (True, lambda each: each.answer(302, b"", Location=f"http://{each.server.elsewhere}/x")),
     "asks for a token elsewhere": (True, _token),
     "answers 500": (True, lambda each: each.answer(500, b"out of order")),
+    "refuses": (False, lambda each: each.answer(403, b"{}")),
     "sends other content": (False, lambda each: each.answer(200, _flipped(each.server.blob))),
     "sends half": (False, lambda each: each.answer(200, each.server.blob[: len(each.server.blob) // 2])),
     "breaks off": (False, _cut),
