@@ -81,7 +81,7 @@ class _Session(requests.Session):  # type: ignore[misc]  # requests is untyped
         """Say whether credentials for the registry may be sent to a URL: of itself, or of its token server under the same domain."""
         asked, own = urlsplit(url), urlsplit(f"//{self._registry}")
         if asked.netloc == own.netloc:
-            return True
+            return asked.scheme == ("http" if is_loopback(own.hostname or "") else "https")
         domain = (own.hostname or "").partition(".")[2]
         is_name = "." in domain and not domain.replace(".", "").isdigit()
         host = asked.hostname or ""

@@ -229,6 +229,7 @@ def test_a_sound_blob_that_is_no_package_leaves_no_folder(built: Space, registry
     ("url", "may"),
     [
         ("https://registry.example.org/v2/", True),
+        ("http://registry.example.org/v2/", False),
         ("https://auth.example.org/token", True),
         ("https://example.org/jwt", True),
         ("http://auth.example.org/token", False),
