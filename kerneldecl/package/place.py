@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 def is_packed(path: Path) -> bool:
     """Say whether a path names a package as one file."""
-    return path.suffix in {".tar", WHEEL} and path.is_file()
+    return path.suffix in {".tar", WHEEL} and not path.is_dir()
 
 
 @contextlib.contextmanager

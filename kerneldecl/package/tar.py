@@ -61,7 +61,7 @@ def write_tar(folder: Path, path: Path) -> None:
 def unpack_tar(path: Path, folder: Path) -> None:
     """Write a tar's files into a folder that is empty; raise ArtifactError before anything is written where the tar is not sound."""
     try:
-        with opened_regular(path) as tar:
+        with _opened(path) as tar:
             for member in list(_members(tar)):
                 place = folder / member.name
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +70,13 @@ def unpack_tar(path: Path, folder: Path) -> None:
                     _copy(tar, file, member.size)
     except UnsafeFileError as error:
         raise ArtifactError(f"{path} {error}") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return opened_regular(path)
+    except OSError as error:
+        raise UnsafeFileError(f"cannot be read: {error.strerror}") from None
 
 
 def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:

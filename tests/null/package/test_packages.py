@@ -272,6 +272,14 @@ def test_other_content_is_not_built_under_a_published_version(built: Space) -> N
     assert built.command("build").code == 0
 
 
+@pytest.mark.parametrize("command", ["verify", "bench", "diff", "measure"])
+@pytest.mark.parametrize("name", ["absent.tar", "absent-1.0-py3-none-linux_x86_64.whl"])
+def test_a_file_that_is_not_there_is_named(built: Space, command: str, name: str) -> None:
+    done = built.command(command, name)
+    assert (done.code, done.err.count("\n")) == (6, 1), done.err
+    assert name in done.err
+
+
 def test_the_package_of_a_stale_artifact_is_not_made(built: Space, tmp_path: Path) -> None:
     built.edit("workloads.toml", "factor = 3.0", "factor = 5.0")
     done = built.command("export", "--format", "tar", "-o", str(tmp_path / "x.tar"))

@@ -147,3 +147,5 @@ def test_only_a_regular_file_is_read_as_a_tar(tmp_path: Path, kind: str) -> None
     {"a pipe": lambda: os.mkfifo(path), "a link": lambda: path.symlink_to("/dev/zero"), "a folder": path.mkdir}[kind]()
     with pytest.raises(ArtifactError, match="no regular file"):
         unpack_tar(path, tmp_path)
+    with pytest.raises(ArtifactError, match="cannot be read: No such file"):
+        unpack_tar(tmp_path / "absent.tar", tmp_path)
