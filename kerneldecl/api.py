@@ -28,10 +28,12 @@ from kerneldecl.planning.workspace import Workspace, open_workspace, with_policy
 from kerneldecl.runners.events import Heard
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
+from kerneldecl.stages.tidy import tidy
 from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import in_use
 from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.store.signing import verifier
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Ran, Report, Started, Step
@@ -97,10 +99,7 @@ def run_build(
     Entries that are to be tuned again (`options.retuned`) are built in any case; of those whose best are to be timed again
     (`options.reverified`), the selected ones.
     """
-    if patterns:
-        chosen = select(workspace.declaration.workloads, patterns)
-        wanted = {workload.entry for workload in chosen}
-        options = dataclasses.replace(options, selected=options.retuned | wanted, reverified=options.reverified & wanted)
+    options = _selected(workspace, patterns, options)
     remove_parts(workspace.root, {workspace.cache.name})
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
@@ -123,11 +122,28 @@ def run_build(
     started = runners or (cluster if options.scheduler else local)
     with in_use(workspace.cache), _shared_store(workspace, report) as shared:
         done = flow.build(dataclasses.replace(workspace, shared=shared), options, started, linkers, report)
+        for store in done.imports.values():
+            store.close()
+    _leave(workspace, done, "".join(printed), report)
+    return done
+
+
+def _selected(workspace: Workspace, patterns: Sequence[str], options: Options) -> Options:
+    """Return the options with the entries that the patterns select."""
+    if not patterns:
+        return options
+    wanted = {workload.entry for workload in select(workspace.declaration.workloads, patterns)}
+    return dataclasses.replace(options, selected=options.retuned | wanted, reverified=options.reverified & wanted)
+
+
+def _leave(workspace: Workspace, done: Session, printed: str, report: Report) -> None:
+    """Leave the cache as the next build should find it."""
+    if done.ran:
+        tidy(workspace, report)
     if printed:
-        write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
+        write_whole(workspace.cache / PRINTED, printed[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses and not workspace.is_overridden:
         note_complete(done)
-    return done
 
 
 def cluster_runner(workspace: Workspace, options: Options, here: Runner, report: Report, heard: Heard) -> ClusterRunner:
@@ -201,16 +217,40 @@ def measure_bundle(
     report: Report | None = None,
     *,
     keep_going: bool = True,
-    trust_rules: bool = False,
+    trust: bundle.Trust = bundle.NOBODY,
+    part: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """Measure a bundle's entries on this machine and keep the records in `cache`; return what came of each, by entry.
 
     Its candidates run here, which is what measuring means. Python of its own, the rules of the workspace that it was built in, runs
-    with `trust_rules` alone; otherwise references are those of standard rules, or the computations that the bundle holds.
+    with `trust.rules` alone; otherwise references are those of standard rules, or the computations that the bundle holds.
+    What was measured before is not measured again. `part` (2, 3) measures the second third: machines that each have another part have
+    all entries between them. Where there are public keys in `trust.keys`, one of them must have signed the bundle.
     Raise ArtifactError for what is no bundle, ToolchainError where the entries' GPU is not here.
     """
     say, store = report or _silent, LocalStore(Path(cache).resolve())
-    entries = bundle.read_bundle(Path(folder).resolve())
+    with bundle_folder(Path(folder).resolve()) as place:
+        entries = bundle.part_of(bundle.read_bundle(place, verifier(trust.keys) if trust.keys else None), *part)
+        return _measured_all(entries, store, say, keep_going=keep_going, trust=trust)
+
+
+@contextlib.contextmanager
+def bundle_folder(path: Path) -> Iterator[Path]:
+    """Provide the folder of a bundle that is one, or a tar of one."""
+    if path.suffix != ".tar":
+        yield path
+        return
+    from kerneldecl.package.tar import unpack_tar
+    from kerneldecl.store.scratch import scratch_folder
+
+    with scratch_folder() as scratch:
+        unpack_tar(path, scratch)
+        yield scratch
+
+
+def _measured_all(
+    entries: Sequence[bundle.Entry], store: LocalStore, say: Report, *, keep_going: bool, trust: bundle.Trust
+) -> dict[str, Any]:
     waiting = [entry for entry in entries if not bundle.is_measured(entry, store)]
     for entry in waiting:
         if reason := why_not_measured_here(entry.task.arch):
@@ -218,13 +258,13 @@ def measure_bundle(
     say(Started(len(entries), 0, len(waiting), 0))
     done: list[Finished] = []
     with in_use(store.root), LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
-        if not trust_rules:
+        if not trust.rules:
             waiting = bundle.with_trusted_references(waiting, runner)
 
         def measure(place: int, following: int | None, on_device: Runner) -> None:
             if keep_going or not any(each.has_failed for each in done):
                 next_task = None if following is None else waiting[following].task
-                done.append(_measured(waiting[place], next_task, on_device, store, say))
+                done.append(_measured(waiting[place], next_task, on_device, store, say, trust))
 
         for places in by_device([entry.task.arch for entry in waiting]):
             runners = runner.side_by_side(waiting[places[0]].task.arch.model, len(places))
@@ -236,7 +276,7 @@ def measure_bundle(
     return {"schema": 1, **counts, "failed": failed, "references": references, "records": str(store.root / "record")}
 
 
-def _measured(entry: bundle.Entry, next_task: Task | None, runner: Runner, store: LocalStore, say: Report) -> Finished:
+def _measured(entry: bundle.Entry, next_task: Task | None, runner: Runner, store: LocalStore, say: Report, trust: bundle.Trust) -> Finished:
     name = entry.task.workload.entry
 
     def on_progress(doing: str, done: int, total: int, best_secs: float | None) -> None:
@@ -244,6 +284,8 @@ def _measured(entry: bundle.Entry, next_task: Task | None, runner: Runner, store
 
     outcome = bundle.measure_entry(entry, runner, store, on_progress, next_task)
     winner = outcome.trials[0] if outcome.policy else None
+    if winner and trust.keys:
+        bundle.keep_blobs(entry, outcome, store)
     text = f"{winner.candidate} {duration(winner.run_secs)}" if winner else why_no_winner(outcome.trials)
     finished = Finished(name, "measure", text, has_failed=winner is None)
     say(finished)

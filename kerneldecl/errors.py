@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 10
     """The toolchain is missing, broken or not the declared one."""
     CACHE = 11
-    """The shared cache is required and cannot be used."""
+    """The shared cache is required and cannot be used; a registry does not answer, or refuses."""
     INTERRUPTED = 130
 
 
@@ -146,5 +146,11 @@ class LostGpuError(ToolchainError):
 
 class CacheError(KerneldeclError):
     """The shared cache cannot be used, and the workspace requires it."""
+
+    exit_code = ExitCode.CACHE
+
+
+class RegistryError(KerneldeclError):
+    """A registry does not answer, or refuses."""
 
     exit_code = ExitCode.CACHE

@@ -18,7 +18,7 @@ SHARED_SECONDS = "shared_seconds"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request to a worker may use: seconds by what it does, memory, output. No result depends on them."""
+    """What a request to a worker may use: seconds by what it does, memory, output; and the store. No result depends on them."""
 
     build_secs: float = 60.0
     """Of lowering a rule, and of building one candidate."""
@@ -36,3 +36,5 @@ class Limits:
     """Private memory of a process; 0: three quarters of the machine's."""
     output_mib: float = 256.0
     """What a request may print, and its answer."""
+    store_gb: float = 10.0
+    """What the store may hold after a build, besides what is in use."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kerneldecl.cli.options import Settings, chosen_entries, json_option, patterns_argument, print_result
+from kerneldecl.cli.package import key_option, trusted_keys
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode
 
@@ -64,6 +65,7 @@ _BUILD_FLAGS = (
     metavar="SECS",
     help="Wait so long for a worker that has the device. Default: 60.",
 )
+@click.option("--overwrite", is_flag=True, help="Link other content under a version that was published.")
 @click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
 @click.option("--best-so-far", is_flag=True, help="On Ctrl-C, link the best that was found until then; a second one ends at once.")
 @json_option
@@ -123,6 +125,7 @@ def _asked(options: Mapping[str, Any]) -> Options:
         require_all=options["require_all"],
         scheduler=options["scheduler"] or "",
         patience_secs=options["patience"],
+        overwrite=options["overwrite"],
     )
 
 
@@ -149,25 +152,37 @@ def _interrupts(*, is_best_wanted: bool) -> Iterator[Callable[[], bool] | None]:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--part", metavar="I/N", default="1/1", help="Measure one of N parts, for N machines; counted from 1.")
+@key_option
 @click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry.")
 @click.option("--trust-rules", is_flag=True, help="Run the bundle's own rules, which is Python code, for references.")
 @json_option
 @click.pass_obj
-def measure(settings: Settings, /, bundle: Path, keep_going: bool, trust_rules: bool, as_json: bool) -> int:
+def measure(settings: Settings, /, bundle: Path, part: str, as_json: bool, **given: Any) -> int:
     """Verify and time a bundle's candidates on this machine's GPU. Needs no compiler.
 
+    BUNDLE is the folder, or a tar of it (`kerneldecl export BUNDLE --format tar`). What was measured here before is not measured again.
     The records go into cache/record of this folder: commit them, and every build links what was measured.
     """
     from kerneldecl.api import measure_bundle
     from kerneldecl.cli.progress import display
     from kerneldecl.cli.summary import measured_text
+    from kerneldecl.tuning.bundle import Trust
 
     with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
-        found = measure_bundle(bundle, settings.root / "cache", report, keep_going=keep_going, trust_rules=trust_rules)
+        trust = Trust(given["trust_rules"], trusted_keys(settings, given["keys"]))
+        found = measure_bundle(bundle, settings.root / "cache", report, keep_going=given["keep_going"], trust=trust, part=_part(part))
     if as_json or not settings.quiet:
         print_result(as_json, found, measured_text)
     return ExitCode.FAILED if found["failed"] else ExitCode.DONE
+
+
+def _part(text: str) -> tuple[int, int]:
+    numbers = text.split("/")
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or not 1 <= int(numbers[0]) <= int(numbers[1]):
+        raise click.UsageError(f"--part {text!r} is no I/N such as 2/3, counted from 1")
+    return int(numbers[0]), int(numbers[1])
 
 
 def _with_cache(workspace: Workspace, mode: str) -> Workspace:

@@ -29,6 +29,7 @@ from kerneldecl.cli.log import log
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
 from kerneldecl.cli.model import extract, verify
 from kerneldecl.cli.options import Settings
+from kerneldecl.cli.package import pull, push
 from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
@@ -147,6 +148,8 @@ for _command in (
     log,
     measure,
     plan,
+    pull,
+    push,
     query,
     schema,
     show,

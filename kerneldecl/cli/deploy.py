@@ -118,7 +118,13 @@ def run(model: Path, inputs: tuple[str, ...], folder: Path, artifact: Path | Non
 @json_option
 @click.pass_obj
 def bench(settings: Settings, /, model: str, against: Path | None, artifact: Path | None, as_json: bool, **given: Any) -> None:
-    """Time a MODEL: a compiled one (.so), or one that is compiled for it with the workspace's artifact (.pt2, .onnx, .json)."""
+    """Time a MODEL: a compiled one (.so), or one that is compiled for it with the workspace's artifact (.pt2, .onnx, .json).
+
+    Or time the kernels of an artifact, or a package, again: here and now, by every protocol, beside the recorded times.
+    """
+    if _is_artifact(settings.root / model):
+        _bench_artifact(settings, settings.root / model, as_json)
+        return
     is_compiled = model.endswith(".so")
     folder = artifact if is_compiled else chosen_artifact(settings, artifact)
     request: dict[str, Any] = {"action": "bench", "model": model, "artifact": _text(folder), "function": given.pop("function")}
@@ -127,6 +133,34 @@ def bench(settings: Settings, /, model: str, against: Path | None, artifact: Pat
     names = entry_names(folder if folder or is_compiled else None)
     kernels = [{**row, "entry": names.get(row["name"], "")} for row in answer.pop("kernels")]
     print_result(as_json, {"schema": 1, **answer, "kernels": kernels}, bench_text)
+
+
+def _is_artifact(path: Path) -> bool:
+    from kerneldecl.package.place import is_packed
+
+    return path.is_dir() or is_packed(path)
+
+
+def _bench_artifact(settings: Settings, path: Path, as_json: bool) -> None:
+    from kerneldecl.artifact.load import checked_artifact
+    from kerneldecl.cli.bench_artifact import bench_artifact
+    from kerneldecl.cli.package import trusted_by
+    from kerneldecl.compare.report import table, to_json
+    from kerneldecl.compare.sides import read_side
+    from kerneldecl.compare.verdict import BUDGET
+    from kerneldecl.package.folder import ARTIFACT, is_package
+    from kerneldecl.package.place import is_packed, opened_package
+
+    if is_packed(path) or is_package(path):
+        with opened_package(path, trusted_by(settings, ())) as package:
+            compared, device = bench_artifact(package.folder / ARTIFACT, settings.root, read_side(settings.root, str(path)))
+    else:
+        folder, _ = checked_artifact(path)
+        compared, device = bench_artifact(folder, settings.root, read_side(settings.root, str(folder)))
+    elsewhere = (
+        "" if device["timed_on"] == device["recorded_on"] else f"recorded on {device['recorded_on']}, timed on {device['timed_on']}\n"
+    )
+    print_result(as_json, {**to_json(compared, BUDGET), **device}, lambda _: f"{elsewhere}{table(compared, is_whole=True)}")
 
 
 def compare_model(library: Path, against: str, artifact: Path | None, function: str) -> dict[str, Any]:

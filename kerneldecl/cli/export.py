@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kerneldecl.cli.options import Settings, chosen_entries, opened
+from kerneldecl.cli.package import FORMS, export_package
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import TuningError, printable_lines
 
@@ -29,15 +30,27 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @click.command()
-@click.argument("entry")
-@click.option("--format", "form", type=click.Choice([each for forms in FORMATS.values() for each in forms]), help="What to write.")
-@click.option("--name", help="Name of the function; by default the entry's, in letters that C++ allows.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; by default standard output.")
+@click.argument("entry", required=False)
+@click.option(
+    "--format", "form", type=click.Choice([each for forms in FORMATS.values() for each in forms] + [*FORMS]), help="What to write."
+)
+@click.option("--name", help="Name of the function or the module; by default the entry's or artifact's, in letters that are allowed.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="What to write: a file, of a wheel its folder; default: output, here."
+)
 @click.pass_obj
-def export(settings: Settings, entry: str, form: str | None, name: str | None, output: Path | None) -> None:
-    """Write a tuned entry as source that needs no TVM: a CUDA or C++ header with one function. Needs its record, and no GPU."""
+def export(settings: Settings, entry: str | None, form: str | None, name: str | None, output: Path | None) -> None:
+    """Write a tuned entry as source that needs no TVM: a CUDA or C++ header with one function. Needs its record, and no GPU.
+
+    tar, wheel and hf-kernel write an artifact instead: that of the folder ENTRY, or the workspace's.
+    """
     from kerneldecl.stages.session import make_plan
 
+    if form in FORMS:
+        print(f"wrote {export_package(settings, entry, form, name, output)}")
+        return
+    if entry is None:
+        raise click.UsageError("name the entry to export; --format tar, wheel or hf-kernel exports the artifact")
     if name is not None and not _NAME.fullmatch(name):
         raise click.UsageError(f"--name {name!r} is no name in C++")
     if form == "cubin" and output is None:

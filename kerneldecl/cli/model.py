@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from kerneldecl.cli.options import Settings, json_option, opened, print_result
+from kerneldecl.cli.package import key_option
 from kerneldecl.errors import ExitCode
 
 
@@ -40,21 +41,41 @@ def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str
 @click.option("--against", help="The model that a compiled model (.so) was made of: .onnx, .pt2, Relax .json or module:attribute.")
 @click.option("--artifact", "kernels", type=click.Path(path_type=Path), help="With --against: the artifact of a model without kernels.")
 @click.option("--function", default="main", show_default=True, help="With --against: the model's function.")
+@key_option
 @json_option
 @click.pass_obj
-def verify(settings: Settings, artifact: Path | None, against: str | None, kernels: Path | None, function: str, as_json: bool) -> int:
+def verify(settings: Settings, /, artifact: Path | None, against: str | None, keys: tuple[str, ...], as_json: bool, **model: Any) -> int:
     """Check an ARTIFACT's files against its manifest and run every kernel against its reference.
 
+    Of a package (a folder, .tar or .whl), check all files, statements and signatures first.
     With --against, compare a compiled model (.so) as a whole with onnxruntime, torch or TVM at -O0, on random inputs.
     """
     if against is not None or (artifact is not None and artifact.suffix == ".so"):
-        return _compare(artifact, against, kernels, function, as_json)
+        return _compare(artifact, against, model["kernels"], model["function"], as_json)
     from kerneldecl.cli.verify import artifacts_of, verify_artifact, verify_text
+    from kerneldecl.package.folder import is_package
+    from kerneldecl.package.place import is_packed
 
-    folders = [artifact] if artifact else artifacts_of(opened(settings))
-    found: dict[str, Any] = {"schema": 1, "artifacts": [verify_artifact(folder, settings.root) for folder in folders]}
+    if artifact and (is_packed(artifact) or is_package(artifact)):
+        verdicts = [_verified_package(settings, artifact, keys)]
+    elif keys:
+        raise click.UsageError("--key is for packages: what `pull` or `export --format tar|wheel` has written")
+    else:
+        verdicts = [verify_artifact(folder, settings.root) for folder in ([artifact] if artifact else artifacts_of(opened(settings)))]
+    found: dict[str, Any] = {"schema": 1, "artifacts": verdicts}
     print_result(as_json, found, verify_text)
     return int(max((a["exit_code"] for a in found["artifacts"]), default=ExitCode.DONE))
+
+
+def _verified_package(settings: Settings, path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    from kerneldecl.cli.package import signed_text, trusted_by
+    from kerneldecl.cli.verify import verify_artifact
+    from kerneldecl.package.folder import ARTIFACT
+    from kerneldecl.package.place import opened_package
+
+    with opened_package(path, trusted_by(settings, keys)) as package:
+        found = verify_artifact(package.folder / ARTIFACT, settings.root)
+        return {**found, "artifact": str(path), "signed_by": list(package.signers), "signature": signed_text(package)}
 
 
 def _compare(library: Path | None, against: str | None, kernels: Path | None, function: str, as_json: bool) -> int:

@@ -47,7 +47,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     cores = manifest["arch"].get("cpu", {"cores": len(os.sched_getaffinity(0))})["cores"]
     with LocalRunner(1, cores) as runner, scratch_folder() as scratch:
         device = {"device": manifest["arch"]["kind"], "model": manifest["arch"]["model"], "library": library}
-        references = _references(folder, manifest, root, scratch, runner)
+        references = references_of(folder, manifest, root, scratch, runner)
         verdicts = [_verdict(entry, device, given, runner) for entry, given in zip(manifest["entries"], references, strict=True)]
     found = {"artifact": str(folder), "defect": "", "entries": verdicts, "missing": manifest["missing"]}
     return {**found, "exit_code": int(_exit_code(verdicts))}
@@ -59,7 +59,7 @@ def _exit_code(verdicts: Sequence[Mapping[str, Any]]) -> ExitCode:
     return ExitCode.DONE if all(verdict["checked"] for verdict in verdicts) else ExitCode.FAILED
 
 
-def _references(folder: Path, manifest: Json, root: Path, scratch: Path, runner: LocalRunner) -> list[Answer]:
+def references_of(folder: Path, manifest: Json, root: Path, scratch: Path, runner: LocalRunner) -> list[Answer]:
     """Return where each entry's inputs and reference come from, or why it has none."""
     entries = manifest["entries"]
     files = list(dict.fromkeys(str(folder / entry["traceless"]) for entry in entries if entry["traceless"]))
@@ -106,6 +106,7 @@ def verify_text(found: dict[str, Any]) -> str:
         right = sum(entry["ok"] for entry in artifact["entries"])
         unchecked = sum(not entry["checked"] for entry in artifact["entries"])
         more = f", {unchecked} not checked" if unchecked else ""
+        more += f"; {artifact['signature']}" if "signature" in artifact else ""
         lines.append(f"{artifact['artifact']}: files match the manifest; {right} of {len(artifact['entries'])} kernels correct{more}")
     return "\n".join(lines)
 

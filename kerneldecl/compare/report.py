@@ -24,9 +24,9 @@ def summary(compared: Sequence[Comparison]) -> str:
     return f"{len(compared)} entries: " + (", ".join(f"{counts[verdict]} {verdict}" for verdict in _ORDER if counts[verdict]) or "none")
 
 
-def table(compared: Sequence[Comparison]) -> str:
-    """Return lines for a terminal; entries of which nothing has changed are counted only."""
-    rows = [_HEAD, *(_cells(each) for each in _worth_a_line(compared))]
+def table(compared: Sequence[Comparison], *, is_whole: bool = False) -> str:
+    """Return lines for a terminal; entries of which nothing has changed are counted only, unless the whole table is wanted."""
+    rows = [_HEAD, *(_cells(each) for each in (compared if is_whole else _worth_a_line(compared)))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*(lines if len(lines) > 1 else []), summary(compared)])

@@ -14,6 +14,8 @@ from kerneldecl.artifact.manifest import read_manifest
 from kerneldecl.compare.verdict import Measured
 from kerneldecl.errors import ArtifactError, DeclarationError, Problem
 from kerneldecl.model import Candidate
+from kerneldecl.package.folder import Package, is_package
+from kerneldecl.package.place import is_packed, opened_package
 from kerneldecl.planning.git_files import git_files
 from kerneldecl.planning.lockfile import locked_entries
 from kerneldecl.planning.workspace import LOCK
@@ -31,11 +33,14 @@ Side = Mapping[str, Measured]
 
 
 def read_side(root: Path, named: str) -> Side:
-    """Return the entries of what is named: an artifact's folder, a lock file, or a git revision of the workspace.
+    """Return the entries of what is named: an artifact's folder, a package, a lock file, or a git revision of the workspace.
 
     Raise ArtifactError for an artifact that is not sound, DeclarationError for what is none of them.
     """
     path = root / named
+    if is_package(path) or is_packed(path):
+        with opened_package(path, None) as package:
+            return _of_package(package)
     if path.is_dir():
         return _of_artifact(root, path)
     if path.is_file():
@@ -68,6 +73,23 @@ def _of_entry(name: str, entry: Mapping[str, Any]) -> Measured:
         return Measured(name, str(entry["key"]), winner, secs, is_verified=secs is not None and entry["verdict"]["verified"] is True)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ArtifactError(f"the manifest's entry {name} is damaged") from None
+
+
+def _of_package(package: Package) -> Side:
+    """Return the entries with what the package's statement says of their measurement."""
+    target = package.manifest["target"]
+    said = {str(entry["name"]): entry for entry in package.measured.predicate["entries"]}
+    entries = (_of_entry(f"{entry['name']}@{target}", entry) for entry in package.manifest["entries"])
+    return {entry.name: _as_said(entry, said[entry.name.removesuffix(f"@{target}")]) for entry in entries}
+
+
+def _as_said(entry: Measured, said: Mapping[str, Any]) -> Measured:
+    try:
+        samples = tuple(float(each) for each in said.get("samples", ()))
+        timings = tuple((str(name), tuple(map(float, each))) for name, each in sorted(said.get("timings", {}).items()))
+    except (TypeError, ValueError, AttributeError):
+        raise ArtifactError(f"what the package says of {entry.name} is damaged") from None
+    return replace(entry, samples=samples, timing=str(said.get("timing", "")), timings=timings) if samples else entry
 
 
 def _of_lock(text: str, records: Records) -> Side:

@@ -13,6 +13,7 @@ from typing import Any
 
 import tomli
 
+from kerneldecl.declare.imports import IMPORT, Import, imports_of
 from kerneldecl.declare.limits import LIMITS, limits_of
 from kerneldecl.declare.policies import SHARED, shared_budget
 from kerneldecl.declare.policy_values import policy_of
@@ -47,7 +48,7 @@ from kerneldecl.store.keys import digest
 from kerneldecl.store.remote import SharedCache
 from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
-_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "budget", "limits", "cache", "trust", "workload")
+_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "budget", "limits", "cache", "trust", "import", "workload")
 
 Document = Mapping[str, Any]
 
@@ -68,6 +69,10 @@ class Declaration:
     """What workers may use; no key depends on it."""
     cache: SharedCache | None = None
     """The cache that several machines share; no key depends on it."""
+    trusted: tuple[str, ...] = ()
+    """Public keys of those whose packages count; empty: everybody's do."""
+    imports: tuple[Import, ...] = ()
+    """Published packages whose records this workspace builds on."""
     digest: str = ""
     """Digest of the file's bytes as they were read."""
 
@@ -101,6 +106,8 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
         path=root / FILE,
         limits=limits_of(_table(document, "limits")),
         cache=shared_cache_of(_table(document, "cache"), _table(document, "trust")),
+        trusted=tuple(_table(document, "trust").get("keys", ())),
+        imports=imports_of(_table(document, "import")),
     )
 
 
@@ -228,6 +235,7 @@ def _document_findings(document: Document, root: Path, scope: Scope) -> Iterator
     yield from _table_findings(document, ("limits",), LIMITS)
     yield from _table_findings(document, ("budget",), SHARED, required=SHARED if "budget" in document else ())
     yield from _cache_findings(document)
+    yield from _import_findings(document)
     yield from _target_findings(document, root)
     found = scope.settings_findings(_table(document, "defaults"))
     yield from (finding.below(("defaults",), "[defaults]") for finding in found)
@@ -257,6 +265,17 @@ def _cache_findings(document: Document) -> Iterator[Finding]:
     # A secret is not repeated, as a value that is wrong would be.
     yield from secret or _table_findings(document, ("cache",), CACHE, required=needed)
     yield from _table_findings(document, ("trust",), TRUST, required=TRUST if "trust" in document else ())
+
+
+def _import_findings(document: Document) -> Iterator[Finding]:
+    imports = document.get("import", {})
+    if not isinstance(imports, dict):
+        yield Finding.of(("import",), f"import is {show(imports)}; expected a table [import.NAME]")
+        return
+    for name in imports:
+        if not is_name(name):
+            yield Finding.of(("import", name), f"import is named {show(name)}; expected a name of letters, digits, - and _")
+        yield from _table_findings(imports, ("import", name), IMPORT, required=("url",))
 
 
 def _target_findings(document: Document, root: Path) -> Iterator[Finding]:

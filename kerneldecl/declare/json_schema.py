@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from kerneldecl.declare.imports import IMPORT
 from kerneldecl.declare.limits import LIMITS
 from kerneldecl.declare.policies import BUDGET_KEYS, SHARED
 from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
@@ -46,6 +47,7 @@ def json_schema(root: Path) -> Schema:
         "limits": _object(_keys(LIMITS)),
         "cache": _object(_keys(CACHE), required=("url",)),
         "trust": _object(_keys(TRUST), required=TRUST),
+        "import": {"type": "object", "additionalProperties": _object(_keys(IMPORT), required=("url",))},
         "workload": {"type": "array", "minItems": 1, "items": workload},
     }
     return {

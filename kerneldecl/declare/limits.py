@@ -1,4 +1,4 @@
-"""Owns the table `[limits]` of workloads.toml: what workers may use.
+"""Owns the table `[limits]` of workloads.toml: what workers and the store may use.
 
 Knows nothing of processes.
 """
@@ -22,6 +22,7 @@ _SUMMARIES = {
     "sample_secs": "Seconds for one sample of a candidate's time",
     "memory_gib": "GiB of private memory of a process; three quarters of the machine's by default",
     "output_mib": "MiB that a request may print or answer",
+    "store_gb": "GB that the store may hold; what was not used for longest is removed after a build, once a day",
 }
 
 

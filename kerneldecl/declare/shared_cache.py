@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kerneldecl.declare.toml_keys import Finding, Key
-from kerneldecl.store.remote import SharedCache
+from kerneldecl.store.remote import OBJECT_STORES, SharedCache
 
 MODES = ("read", "read-write", "required")
-_SCHEMES = ("http", "https", "file", "")
+_SCHEMES = ("http", "https", "file", "", *OBJECT_STORES)
 _PUBLIC_KEY = re.compile(r"ed25519:[A-Za-z0-9+/]{43}=")
 
 
@@ -28,20 +28,21 @@ def _is_url(value: object) -> bool:
         return False
     if parts.scheme not in _SCHEMES or parts.query or parts.fragment:
         return False
-    is_server = parts.scheme in {"http", "https"}
+    is_server = parts.scheme in {"http", "https", *OBJECT_STORES}
     return bool(parts.hostname) if is_server else not parts.netloc and bool(parts.path)
 
 
-def _are_public_keys(value: object) -> bool:
+def are_public_keys(value: object) -> bool:
+    """Say whether a value is a list of public keys as TOML and the command line have them."""
     return isinstance(value, list) and all(isinstance(key, str) and _PUBLIC_KEY.fullmatch(key) for key in value)
 
 
 CACHE: Mapping[str, Key] = {
     "url": Key(
         _is_url,
-        "the URL of a server (http, https) or the path of a folder",
+        "the URL of a server (http, https) or an object store (s3, gs, az), or the path of a folder",
         {"type": "string", "minLength": 1},
-        "Where the shared cache is: a server that answers GET, HEAD and PUT below /ac/ and /cas/, or a folder.",
+        "Where the shared cache is: a server that answers GET, HEAD and PUT below /ac/ and /cas/, an object store, or a folder.",
     ),
     "mode": Key(
         lambda value: isinstance(value, str) and value in MODES,
@@ -52,10 +53,10 @@ CACHE: Mapping[str, Key] = {
 }
 TRUST: Mapping[str, Key] = {
     "keys": Key(
-        _are_public_keys,
+        are_public_keys,
         'a list of public keys such as "ed25519:…"',
         {"type": "array", "items": {"type": "string", "pattern": f"^{_PUBLIC_KEY.pattern}$"}},
-        "Public keys of those who may write to the shared cache; entries that none of them has signed are ignored.",
+        "Public keys of those who may write to the shared cache or publish packages; what none of them has signed is ignored, or refused.",
     ),
 }
 

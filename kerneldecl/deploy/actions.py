@@ -5,7 +5,6 @@ Knows nothing of processes or of the command line. A worker calls them, for a mo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from kerneldecl.deploy.inputs import RANDOM, inputs_of, on_device, outputs_of, w
 from kerneldecl.deploy.references import reference_of
 from kerneldecl.errors import KerneldeclError
 from kerneldecl.relax.deployment import Model, load_model
+from kerneldecl.store.scratch import scratch_folder
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 """Largest relative error of an output by its dtype; errors of a network's layers add up."""
@@ -81,7 +81,7 @@ def compare(library: str, artifact: str | None, function: str, against: str) -> 
 @_answering
 def bench(model: str, artifact: str | None, function: str, against: str | None, options: Mapping[str, Any]) -> Answer:
     """Time a compiled model, or one that is compiled for it, beside torch where a torch.export program and torch are there."""
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+    with scratch_folder() as folder:
         library, report = model, ""
         if not model.endswith(".so"):
             if artifact is None:

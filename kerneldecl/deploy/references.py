@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kerneldecl.compiler.model_import.read_model import read_model
 from kerneldecl.deploy.compile import compile_unoptimised
 from kerneldecl.deploy.error import DeployError
 from kerneldecl.deploy.inputs import on_device, outputs_of
+from kerneldecl.store.scratch import scratch_folder
 
 _ONNX_FLOATS = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 _IS_NARROW = re.compile("int[24]|float[468]e")
@@ -106,7 +106,7 @@ def _tvm(model: str) -> Reference:
     dtypes = [str(param.ty.dtype.dtype) if isinstance(param.ty, tvm.relax.TensorType) else "" for param in mod["main"].params]
 
     def run(arrays: Sequence[Array]) -> list[Array]:
-        with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+        with scratch_folder() as folder:
             library = compile_unoptimised(mod, Path(folder) / "reference.so")
             machine = tvm.runtime.vm.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
             return outputs_of(machine["main"](*on_device(_as(dtypes, arrays), tvm.cpu())))

@@ -6,9 +6,8 @@ folder of its own, and kerneldecl's core does the rest.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.keys import symbol
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.timing import measuring
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
@@ -49,8 +49,9 @@ class _Folder:
     """A temporary folder that is removed when nothing refers to this object any more, or the process ends."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="kerneldecl-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        held = contextlib.ExitStack()
+        self.path = held.enter_context(scratch_folder())  # which a later process removes if this one is killed
+        weakref.finalize(self, held.close)
 
 
 @dataclass(frozen=True, repr=False)

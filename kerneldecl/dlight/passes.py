@@ -6,7 +6,6 @@ Knows nothing of candidates, stores or artifacts' contents.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from kerneldecl.model import Arch
 from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.passes import scheduled
 from kerneldecl.relax.prebuilt import Prebuilt, read_prebuilt
+from kerneldecl.store.scratch import scratch_folder
 
 _LOG = logging.getLogger(__name__)
 tvm_ffi.register_error(ToolchainError.__name__, ToolchainError)  # TVM calls passes from C++: unregistered errors become RuntimeError
@@ -65,7 +65,7 @@ class ApplyFastTuning:
         waiting = {name: func for name, func in _prim_funcs(mod).items() if _needs_schedule(func)}
         problems = {name: problem for name, func in waiting.items() if (problem := function_problem(func))}
         functions = _distinct({name: func for name, func in waiting.items() if name not in problems})
-        with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
+        with scratch_folder() as scratch:
             root = Path(self.meta_database_dir or scratch).resolve()
             jobs = None if self.parallel_build else 1
             settings = {"top_k": self.topk, "policy": _policy(target, arch)}

@@ -54,3 +54,16 @@ def _said(root: Path, arguments: Sequence[str], told: str = "") -> bytes:
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return done.stdout
+
+
+def local_branches(root: Path) -> list[str]:
+    """Return the branches of the repository that a folder is in, those with the newest commits first."""
+    listed = _said(root, ["for-each-ref", "--sort=-committerdate", "--format=%(refname)", "refs/heads"]).decode(errors="replace")
+    return [name for name in listed.splitlines() if name]
+
+
+def clean_revision(root: Path) -> str:
+    """Return the revision of the repository that a folder is in; empty where it is in none, or holds what is not committed."""
+    revision = _said(root, ["rev-parse", "HEAD"]).decode(errors="replace").strip()
+    is_clean = not _said(root, ["status", "--porcelain", "--", "."]).strip()
+    return revision if is_clean and len(revision) in {40, 64} else ""

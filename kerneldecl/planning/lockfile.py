@@ -10,7 +10,9 @@ from typing import Any
 
 import tomli
 
+from kerneldecl.declare.imports import Import
 from kerneldecl.model import Arch, Workload
+from kerneldecl.store.inside import is_digest
 from kerneldecl.store.results import TuneResult
 
 Locked = tuple[Workload, Arch, TuneResult | str]
@@ -20,8 +22,8 @@ _UNMEASURED = ("unmeasured", "measured", "unverified")
 HEAD = "# Written by `kerneldecl build`: what each declared arch's entries were tuned to. Commit it; do not edit it.\n"
 
 
-def lock_text(artifact: tuple[str, str], toolchain: Mapping[str, str], entries: Iterable[Locked]) -> str:
-    """Return the lock: a block for each entry, sorted by name. Entries of a detected arch hold for one machine and stay out.
+def lock_text(artifact: tuple[str, str], toolchain: Mapping[str, str], entries: Iterable[Locked], imports: Iterable[Import] = ()) -> str:
+    """Return the lock: a block for each import and each entry. Entries of a detected arch hold for one machine and stay out.
 
     `artifact` is the declared name and version.
     """
@@ -29,6 +31,7 @@ def lock_text(artifact: tuple[str, str], toolchain: Mapping[str, str], entries: 
     locked = sorted((workload.entry, found) for workload, arch, found in entries if not arch.is_detected)
     tools = "".join(f'{tool} = "{version}"\n' for tool, version in sorted(toolchain.items()))
     head = f'{HEAD}schema = 1\n\n[artifact]\nname = "{name}"\nversion = "{version}"\n\n[toolchain]\n{tools}'
+    head += "".join(f'\n[import.{each.name}]\nurl = "{each.url}"\ndigest = "sha256:{each.digest}"\n' for each in imports)
     return head + "".join(f"\n{_block(entry, found)}" for entry, found in locked)
 
 
@@ -53,6 +56,25 @@ def _block(entry: str, record: TuneResult | str) -> str:
 def keys_by_entry(text: str) -> dict[str, str]:
     """Return the key of each entry that a lock holds, by name and target; none where the text is no lock."""
     return {str(entry["name"]): str(entry["key"]) for entry in _entries(text) if "name" in entry}
+
+
+def pins(text: str) -> dict[str, Import]:
+    """Return the imports of a lock by name; none where the text is no lock."""
+    try:
+        tables = tomli.loads(text).get("import", {})
+        found = {
+            str(name): Import(str(name), str(each["url"]), str(each["digest"]).removeprefix("sha256:")) for name, each in tables.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return {name: each for name, each in found.items() if is_digest(each.digest)}
+
+
+def pinned(declared: Sequence[Import], text: str) -> tuple[Import, ...]:
+    """Return the declared imports, those without a digest with the one that a lock has for the same URL."""
+    known = pins(text) if declared else {}
+    found = (known.get(each.name, each) for each in declared)
+    return tuple(each if each.digest or pin.url != each.url else pin for each, pin in zip(declared, found, strict=True))
 
 
 def unmeasured_keys(text: str) -> frozenset[str]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 FILE = "workloads.toml"
 LOCK = "workloads.lock"
+IMPORTED = "import"
+"""Folder of the cache with imported packages, by the digests that the lock holds."""
 
 
 @dataclass(frozen=True)

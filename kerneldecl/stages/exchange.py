@@ -1,6 +1,6 @@
-"""Owns what a build exchanges with a shared cache: what others have found out comes, what is found out here goes.
+"""Owns what a build exchanges with a shared cache and imported packages: what others have found out comes, what is found out here goes.
 
-Knows nothing of how the cache is reached. Without one, nothing is done.
+Knows nothing of how they are reached. Without any, nothing is done.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl.planning.action import State
 from kerneldecl.planning.plan import EntryPlan
@@ -16,7 +16,11 @@ from kerneldecl.planning.workspace import Workspace
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
 from kerneldecl.store.protocol import Wanted
+from kerneldecl.store.remote import OBJECT_STORES
 from kerneldecl.tuning.events import Finished, Note
+
+if TYPE_CHECKING:
+    from kerneldecl.store.shared import SharedStore
 
 _LOOK_SECS = 0.5
 _MOST_SECS = 300.0
@@ -24,20 +28,33 @@ _MOST_SECS = 300.0
 
 
 def exchange(session: Session) -> None:
-    """Share what was found out so far, and fetch what the plan lacks, as long as that leads to more of the plan."""
+    """Share what was found out so far, and fetch what the plan lacks, as long as that leads to more of the plan.
+
+    Imports are asked first: they are here, and what they hold is pinned.
+    """
     shared = session.workspace.shared
-    if shared is None:
-        return
-    shared.share()
-    while shared.fetch(_lacking(session)):
+    if shared is not None:
+        shared.share()
+    sources = [*_imports(session), *([shared] if shared is not None else [])]
+    while sum(source.fetch(_lacking(session)) for source in sources):
         session.replan()
+
+
+def _imports(session: Session) -> list[SharedStore]:
+    """Return the imported packages to fetch from, as far as anything is lacking."""
+    if not session.workspace.declaration.imports:
+        return []
+    from kerneldecl.stages.imports import imported  # what imports nothing needs no packages
+    from kerneldecl.stages.lock import lock_on_disk
+
+    return list(imported(session, lock_on_disk(session.workspace), lacks_records=any(True for _ in _lacking(session))))
 
 
 def shared_with_workers(workspace: Workspace) -> dict[str, Any]:
     """Return where workers find what others have compiled; nothing without a cache that answers."""
     shared, cache = workspace.shared, workspace.declaration.cache
-    if cache is None or shared is None or not shared.is_open:
-        return {}
+    if cache is None or shared is None or not shared.is_open or cache.url.startswith(tuple(f"{scheme}:" for scheme in OBJECT_STORES)):
+        return {}  # workers run candidates: they get no credentials of a cloud
     return {"url": shared.url, "trusted": list(cache.trusted)}
 
 

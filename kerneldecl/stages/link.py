@@ -10,8 +10,11 @@ from pathlib import Path
 
 from kerneldecl.artifact import link
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
+from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.planning import published
 from kerneldecl.planning.action import Action
 from kerneldecl.planning.plan import EntryPlan, plan_link
+from kerneldecl.planning.workspace import FILE
 from kerneldecl.stages.session import Session, past_of
 from kerneldecl.store.lock import exclusive
 from kerneldecl.tuning.events import Finished, Note
@@ -49,8 +52,9 @@ def _without_failed(session: Session, planned: Action, entries: list[EntryPlan])
 
 
 def _link_artifact(session: Session, action: Action, folder: Path, entries: list[EntryPlan]) -> None:
-    session.ran.append(action)
     workspace, declaration = session.workspace, session.workspace.declaration
+    _check_unpublished(session, action)
+    session.ran.append(action)
     parts = tuple(link.Part(e.workload, e.lowered, e.tuned) for e in entries if e.lowered is not None and e.tuned is not None)
     failed = (e for e in session.plan.entries if e.workload.target == action.target and e.entry in session.failures)
     linked = link.Linked(
@@ -68,6 +72,16 @@ def _link_artifact(session: Session, action: Action, folder: Path, entries: list
             link.link(linked, workspace.store, folder, session.linkers[linked.arch.kind])
     workspace.store.write("link", action.manifest, {}, is_local=True)
     session.report(Finished(action.target, "link", str(folder.relative_to(workspace.root))))
+
+
+def _check_unpublished(session: Session, action: Action) -> None:
+    """Raise DeclarationError where the version was published with other content, unless that is to be overwritten."""
+    workspace, declaration = session.workspace, session.workspace.declaration
+    identity = {"name": declaration.artifact, "version": declaration.version, "target": action.target, "key": action.key}
+    said = {**identity, "arch": {"model": workspace.inputs.archs[action.target].model}}
+    if not session.options.overwrite and (reference := published.published_as(workspace.root, said)):
+        sentence = f"version {declaration.version} is published with other content for {action.target} ({reference})"
+        raise DeclarationError([Problem(FILE, sentence, "raise version in [artifact], or build with --overwrite")])
 
 
 def _alone(session: Session) -> AbstractContextManager[None]:

@@ -55,7 +55,8 @@ def lock_of(workspace: Workspace, current: Plan, missing: Collection[str] = ()) 
     """Return the lock that the records make, with the entries without a record that are missing."""
     declaration = workspace.declaration
     entries = [(e.workload, e.arch, e.tuned or _first_miss(e).key) for e in current.entries if e.tuned or e.entry in missing]
-    return lockfile.lock_text((declaration.artifact, declaration.version), workspace.inputs.toolchain, entries)
+    imports = lockfile.pinned(declaration.imports, lock_on_disk(workspace))
+    return lockfile.lock_text((declaration.artifact, declaration.version), workspace.inputs.toolchain, entries, imports)
 
 
 def _first_miss(entry: EntryPlan) -> Action:

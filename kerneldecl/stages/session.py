@@ -28,6 +28,7 @@ from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.tuning.events import Finished, Report
 
 if TYPE_CHECKING:
+    from kerneldecl.store.shared import SharedStore
     from kerneldecl.toolchain.linkers import Linker
     from kerneldecl.tuning.counted import Counted
     from kerneldecl.tuning.earlier import Earlier
@@ -61,6 +62,8 @@ class Options:
     """How long a worker is waited for that lends the wanted device."""
     require_measured: bool = False
     """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
+    overwrite: bool = False
+    """Whether other content may be linked under a version that was published."""
     require_all: bool = False
     """Whether an artifact that would lack a failed entry is not linked."""
     is_interrupted: Callable[[], bool] | None = None
@@ -93,6 +96,8 @@ class Session:
     """What was built to be measured elsewhere, by target."""
     earlier: dict[bool, Earlier] = field(default_factory=dict)
     """What the tune records know, of detected archs (true) and of declared ones, once anybody has asked."""
+    imports: dict[str, SharedStore] = field(default_factory=dict)
+    """Imported packages to fetch from, by name, once anything was lacking."""
     shows_ranked: bool = True
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
     tuned_again: set[str] = field(default_factory=set)

@@ -5,6 +5,7 @@ Knows nothing of entries whose device is here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kerneldecl.planning.plan import EntryPlan, Searched, searched
 from kerneldecl.stages.conclude import conclude
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import known_of, reporter, task_of, with_known
+from kerneldecl.store import signing
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.earlier import is_open
 from kerneldecl.tuning.search import rank, recalled
@@ -50,7 +52,7 @@ def bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path)
         conclude(session, entry, task, outcome)
     for target, entries in by_target.items():
         path = bundle.bundle_folder(workspace.root, declaration.artifact, declaration.version, target)
-        bundle.write_bundle(path, workspace.case_files, entries)
+        bundle.write_bundle(path, workspace.case_files, entries, signing.signer_of(os.environ))
         session.bundles[target] = path
 
 

@@ -38,8 +38,9 @@ class HttpCache:
         self.moved_bytes = 0
 
     def get(self, name: str, most_bytes: int) -> bytes | None:
-        # bazel-remote keeps entries in another form and gives them back as JSON to those who ask for it.
-        status, content = self._request("GET", name, {"Accept": "application/json, */*;q=0.1"}, most_bytes)
+        # bazel-remote keeps entries in another form, and gives them back as JSON to those who ask for exactly this and nothing else.
+        accepts = {"Accept": "application/json"} if name.startswith("ac/") else {}
+        status, content = self._request("GET", name, accepts, most_bytes)
         if status in _ABSENT:
             return None
         _check(status, "reads")

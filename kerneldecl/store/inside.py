@@ -51,6 +51,11 @@ def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
         os.close(descriptor)
 
 
+def opened_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> IO[bytes]:
+    """Return a regular file, opened for reading; raise as `read_regular`."""
+    return os.fdopen(_opened(path, None, most_bytes)[0], "rb")
+
+
 class Inside:
     """A folder of which regular files are read, each folder below it opened once. To be used in a `with` statement."""
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+OBJECT_STORES = ("s3", "gs", "az", "abfs", "abfss")
+"""Schemes of URLs of object stores: S3, Google Cloud Storage, Azure."""
+
 
 @dataclass(frozen=True)
 class SharedCache:
     """A cache that several machines share: where it is, what is done with it, whom to believe. No result depends on it."""
 
     url: str
-    """Of a server, or the path of a folder."""
+    """Of a server or an object store, or the path of a folder."""
     mode: str = "read"
     """`read`, `read-write`, or `required`: both, and a build ends where the cache cannot be used."""
     trusted: tuple[str, ...] = ()

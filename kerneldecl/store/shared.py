@@ -26,7 +26,7 @@ from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore, Miss, Record, judged
 from kerneldecl.store.protocol import Wanted
 from kerneldecl.store.record_text import Result
-from kerneldecl.store.remote import Remote, SharedCache
+from kerneldecl.store.remote import OBJECT_STORES, Remote, SharedCache
 from kerneldecl.store.shared_entry import KINDS, EntryError
 
 Say = Callable[[str], None]
@@ -69,18 +69,22 @@ def access_to(cache: SharedCache, root: Path) -> Access:
         from kerneldecl.store.http_cache import HttpCache, authorization_for  # a folder needs no client
 
         connect: Callable[[], Remote] = functools.partial(HttpCache, cache.url, authorization_for(cache.url, os.environ))
+    elif parts.scheme in OBJECT_STORES:
+        from kerneldecl.store.object_cache import ObjectCache
+
+        # An endpoint without TLS is that of a server on this machine, or one that whoever runs the build has named.
+        connect = functools.partial(ObjectCache, cache.url, allow_http=os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"))
     else:
         folder = root / unquote(parts.path if parts.scheme else cache.url)
         connect = functools.partial(FolderCache, folder)
     writes = cache.mode != "read"
-    key = os.environ.get(signing.SIGNING_KEY, "")
     return Access(
         connect=connect,
         url=cache.url if parts.netloc else str(folder),
         writes=writes,
         is_required=cache.mode == "required",
         verify=signing.verifier(cache.trusted) if cache.trusted else None,
-        sign=signing.signer(Path(key)) if key and writes else None,
+        sign=signing.signer_of(os.environ) if writes else None,
     )
 
 

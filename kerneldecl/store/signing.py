@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -32,6 +32,12 @@ def signer(path: Path) -> Sign:
     private = _private_key(path)
     public = _shown(private.public_key())
     return lambda message: f"{public} {base64.b64encode(private.sign(message)).decode()}"
+
+
+def signer_of(environment: Mapping[str, str]) -> Sign | None:
+    """Return what signs with the key that the environment names; None where it names none."""
+    path = environment.get(SIGNING_KEY, "")
+    return signer(Path(path)) if path else None
 
 
 def verifier(trusted: Collection[str]) -> Verify:

@@ -26,7 +26,9 @@ from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.deploy.compile import compile_module as compile_library
 from kerneldecl.extract.extract import extract_model
 from kerneldecl.relax.deployment import Model, load_model
+from kerneldecl.store.workspaces import remove_unused
 
+_PROGRAM = "module.pt2"
 _HEADER = """\
 # The workspace of a torch module; each build of it tunes what is new.
 edition = 1
@@ -69,7 +71,8 @@ def compile_module(
     """Export a module, tune what it calls, and return a callable with the module's weights as they are now.
 
     `target` is the name of an arch, such as "h200"; by default the CPU that this process runs on. The workspace is by default a
-    folder of the user's cache, named by what the module computes: to compile it again runs nothing. Raise ValueError for a module that
+    folder of the user's cache, named by what the module computes: to compile it again runs nothing. Those not used for 60 days are
+    removed. Raise ValueError for a module that
     cannot be compiled, TuningError for a kernel that failed.
     """
     if any(part.training for part in module.modules()):
@@ -85,7 +88,9 @@ def compile_module(
         _check(program.run_decompositions({}))  # in place becomes visible
         folder = Path(workspace) if workspace else _cache_folder(program, arch)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "module.pt2"
+        path = folder / _PROGRAM
+        if not workspace:
+            remove_unused(folder.parent, _PROGRAM, but=folder)
         torch.export.save(program, path)
         return _built(program, path, arch)
 

@@ -3,7 +3,10 @@
 Knows nothing of how candidates are built or run, or of linking.
 
     bundle.json               the entries with their candidates in order of preference; SHA-256 of every other file
+    bundle.sig                who has signed bundle.json, if anybody has
     lib/<code>.so             a library for each candidate's code
+    blob/<digest>             objects, database lines and sources of the candidates: those of winners are kept if the bundle's signature is
+                              that of somebody who is trusted; otherwise a build makes them again
     computation/<digest>.json the computation of each entry as TVM's JSON, the reference where no standard rule computes it
     rules/…                   the workspace's own rules and the files that attributes name: run with `--trust-rules` alone
 
@@ -13,11 +16,8 @@ names no key and no path. Keys are computed from what it says of an entry, and n
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +27,38 @@ from kerneldecl.planning.plan import VERIFYING, Searched, tolerance, tune_manife
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, misfit, to_json, trial_from_json, trial_to_json
-from kerneldecl.store.inside import MOST_JSON_BYTES, Inside, UnsafeFileError, is_digest, read_regular
+from kerneldecl.store.inside import is_digest, read_regular
 from kerneldecl.store.keys import digest, key
-from kerneldecl.store.local import Record
+from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.result_types import wrong_field
 from kerneldecl.store.results import BLOBS, Lowered
+from kerneldecl.store.signing import Sign, Verify
 from kerneldecl.timing import measuring
+from kerneldecl.tuning.bundle_files import AGAIN, FILE, Content, read_files, write_files
 from kerneldecl.tuning.loop import Outcome, Round, search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.records import measured_here, write_result
 from kerneldecl.tuning.search import after_final, groups, has_turns, keep_objects, preferred_first
 from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
-SCHEMA = 3
-FILE = "bundle.json"
 MOST_GROUPS = 2
 """Policies of each turn whose candidates go into a bundle: the first that proposes any, and one more in case none of those is right."""
-_AGAIN = "write the bundle again with `kerneldecl build --no-measure`"
 
 Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whom to believe of a bundle."""
+
+    rules: bool = False
+    """Whether its own rules are run, which is Python code."""
+    keys: tuple[str, ...] = ()
+    """Public keys of which one must have signed it; empty: anybody may have written it."""
+
+
+NOBODY = Trust()
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ class Entry:
     groups: tuple[Candidates, ...]
     ir: str = ""
     """The computation as TVM's JSON, while the bundle is written."""
+    held: Mapping[str, Content] = field(default_factory=dict)
+    """Objects, database lines and sources of all candidates by their digests, while the bundle is written."""
 
     @property
     def manifest(self) -> str:
@@ -86,60 +100,55 @@ def build_entry(task: Task, searched: Searched, runner: Runner, on_progress: OnP
     """Build an entry's candidates; return them with the outcome to link until they are measured, as `search.rank` has it."""
     found = list(groups(task, runner, on_progress, MOST_GROUPS))
     bundled: list[Candidates] = []
+    held: dict[str, Content] = {}
     outcome = Outcome([trial for group in found for trial in group.built], 0, "")
     for group in found:
         keep_objects(task, group.built, runner)
         compiled = tuple(trial for trial in group.built if not trial.failure and task.has_object(trial.code_digest))
-        bundled.append(Candidates(group.policy, compiled, tuple(_blobs(task, compiled, runner)), group.turn))
+        blobs = _blobs(task, compiled, runner)
+        bundled.append(
+            Candidates(group.policy, compiled, tuple({name: found for name, (found, _) in each.items()} for each in blobs), group.turn)
+        )
+        held |= {found: content for each in blobs for found, content in each.values()}
         if not outcome.policy and (preferred := preferred_first(group, is_complete=True)):
             outcome = Outcome(preferred, 0, group.policy)
     (answer,) = in_order(runner.run_all([task.computation_request()], BUILD_SECS), 1)
-    return Entry(task, searched, tuple(bundled), answer.get("ir", "")), outcome
+    return Entry(task, searched, tuple(bundled), answer.get("ir", ""), held), outcome
 
 
-def _blobs(task: Task, compiled: Sequence[Trial], runner: Runner) -> list[dict[str, str]]:
+def _blobs(task: Task, compiled: Sequence[Trial], runner: Runner) -> list[dict[str, tuple[str, Content]]]:
+    """Return digest and content of what a record names of each candidate."""
     requests = [task.describe_request(trial.candidate) for trial in compiled]
     answers = in_order(runner.run_all(requests, BUILD_SECS), len(compiled))
-    texts = [{name: digest(answer[name].encode()) for name in ("database", "source")} for answer in answers]
-    objects = [digest(task.object_path(trial.code_digest).read_bytes()) for trial in compiled]
+    texts = [{name: (digest(answer[name].encode()), answer[name]) for name in ("database", "source")} for answer in answers]
+    paths = [task.object_path(trial.code_digest) for trial in compiled]
+    objects = [(digest(path.read_bytes()), path) for path in paths]
     return [{"object": held, **text} for held, text in zip(objects, texts, strict=True)]
 
 
-def write_bundle(folder: Path, rule_files: Mapping[str, Sequence[Path]], entries: Sequence[Entry]) -> None:
+def write_bundle(folder: Path, rule_files: Mapping[str, Sequence[Path]], entries: Sequence[Entry], sign: Sign | None = None) -> None:
     """Write a bundle whole, in place of what was there. `rule_files` are the files behind each rule, and those that attributes name."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(left)  # of a build that was killed while it wrote
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        for name, source in _contents(rule_files, entries):
-            place = fresh / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(source.encode() if isinstance(source, str) else source.read_bytes())
-        files = {str(path.relative_to(fresh)): digest(path.read_bytes()) for path in sorted(fresh.rglob("*")) if path.is_file()}
-        content = {"schema": SCHEMA, "files": files, "entries": [_entry_json(entry) for entry in entries]}
-        (fresh / FILE).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        fresh.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        fresh.replace(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    write_files(folder, _contents(rule_files, entries), [_entry_json(entry) for entry in entries], sign)
 
 
-def _contents(rule_files: Mapping[str, Sequence[Path]], entries: Sequence[Entry]) -> Iterator[tuple[str, Path | str]]:
+def _contents(rule_files: Mapping[str, Sequence[Path]], entries: Sequence[Entry]) -> Iterator[tuple[str, Content]]:
     """Yield the name of each file of a bundle, with the file that it is copied from or its text."""
     for entry in entries:
         root, libraries = entry.task.root, {trial.code_digest for group in entry.groups for trial in group.built}
         # The others come with kerneldecl.
         yield from ((str(file.relative_to(root)), file) for file in rule_files[entry.task.workload.rule] if file.is_relative_to(root))
         yield from ((library_name(code), entry.task.library_path(code)) for code in libraries)
+        yield from ((blob_name(found), content) for found, content in entry.held.items())
         if entry.ir:
             yield computation_name(entry.task.lowered.computation), entry.ir
 
 
 def library_name(code_digest: str) -> str:
     return f"lib/{code_digest}.so"
+
+
+def blob_name(blob_digest: str) -> str:
+    return f"blob/{blob_digest}"
 
 
 def computation_name(computation: str) -> str:
@@ -162,42 +171,20 @@ def _candidates_json(group: Candidates) -> list[dict[str, Any]]:
     return [{**trial_to_json(trial), "blobs": dict(blobs)} for trial, blobs in zip(group.built, group.blobs, strict=True)]
 
 
-def read_bundle(folder: Path) -> list[Entry]:
-    """Return a bundle's entries; raise ArtifactError where it is none, not one of this version's, or any file or field is wrong."""
-    try:
-        content = json.loads(read_regular(folder / FILE, MOST_JSON_BYTES))
-    except UnsafeFileError as error:
-        raise ArtifactError(f"{folder / FILE} {error}; {_AGAIN}") from None
-    except OSError as error:
-        raise ArtifactError(f"{folder} is no bundle: {FILE}: {error.strerror}; `kerneldecl build --no-measure` writes one") from None
-    except (ValueError, RecursionError):
-        raise ArtifactError(f"{folder / FILE} is not JSON (cut off?); {_AGAIN}") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise ArtifactError(f"{folder / FILE} is not of schema {SCHEMA}; write it with this version's `kerneldecl build --no-measure`")
-    if defect := _wrong_files(folder, content.get("files")):
-        raise ArtifactError(f"{folder}: {defect}; {_AGAIN}")
-    entries = content.get("entries")
-    if not isinstance(entries, list):
-        raise ArtifactError(f"{folder / FILE} has no list of entries; {_AGAIN}")
-    return [_entry_of(folder, content["files"], position, entry) for position, entry in enumerate(entries)]
+def read_bundle(folder: Path, verify: Verify | None = None) -> list[Entry]:
+    """Return a bundle's entries; raise ArtifactError where it is none, not one of this version's, or any file or field is wrong.
+
+    Where there is something to verify signatures by, somebody who is trusted must have signed it.
+    """
+    content = read_files(folder, verify)
+    return [_entry_of(folder, content["files"], position, entry) for position, entry in enumerate(content["entries"])]
 
 
-def _wrong_files(folder: Path, files: object) -> str:
-    """Return what is wrong with a bundle's files, as a phrase: each is listed with its digest, and nothing else lies there."""
-    if not isinstance(files, dict) or not all(map(is_digest, files.values())):
-        return f"{FILE} lists no files with their digests"
-    with Inside(folder) as inside:
-        for name, expected in files.items():
-            try:
-                if inside.digest(name) != expected:
-                    return f"{printable(name)} has other content than {FILE} says"
-            except UnsafeFileError as error:
-                return f"{printable(name)} {error}"
-            except OSError as error:
-                return f"{printable(name)} cannot be read: {error.strerror}"
-    there = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    # A module beside the listed ones would be imported with them.
-    return next((f"{printable(name)} is not listed in {FILE}" for name in there if name not in files and name != FILE), "")
+def part_of(entries: Sequence[Entry], part: int, parts: int) -> list[Entry]:
+    """Return the entries that one of several machines measures; the parts, counted from 1, have all entries between them."""
+    ranked = sorted(entries, key=lambda entry: key(entry.manifest))
+    chosen = {id(entry) for entry in ranked[part - 1 :: parts]}
+    return [entry for entry in entries if id(entry) in chosen]
 
 
 def _entry_of(folder: Path, files: Json, position: int, json: Any) -> Entry:
@@ -207,7 +194,7 @@ def _entry_of(folder: Path, files: Json, position: int, json: Any) -> Entry:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, KerneldeclError) as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
-        raise ArtifactError(f"{folder / FILE}: entries[{position}] is malformed ({printable(wrong)[:200]}); {_AGAIN}")
+        raise ArtifactError(f"{folder / FILE}: entries[{position}] is malformed ({printable(wrong)[:200]}); {AGAIN}")
     return entry
 
 
@@ -251,15 +238,19 @@ def _wrong_entry(entry: Entry, files: Json) -> str:
     if task.arch.is_detected or not task.arch.gpu:
         return "its arch is no declared GPU"
     entry.manifest  # noqa: B018  it names every tool that it needs, or raises
-    for group in entry.groups:
-        for trial, blobs in zip(group.built, group.blobs, strict=True):
-            if wrong := misfit(trial, Trial, "candidate") or misfit(group.policy, str, "policy"):
-                return f"{wrong} has another type"
-            if not is_digest(trial.code_digest) or library_name(trial.code_digest) not in files:
-                return f"there is no library of {trial.candidate}"
-            if not isinstance(blobs, dict) or {*blobs} != {*BLOBS} or not all(map(is_digest, blobs.values())):
-                return f"blobs of {trial.candidate} are no digests"
-    return ""
+    candidates = ((group, trial, blobs) for group in entry.groups for trial, blobs in zip(group.built, group.blobs, strict=True))
+    return next(filter(None, (_wrong_candidate(*each, files) for each in candidates)), "")
+
+
+def _wrong_candidate(group: Candidates, trial: Trial, blobs: object, files: Json) -> str:
+    if wrong := misfit(trial, Trial, "candidate") or misfit(group.policy, str, "policy"):
+        return f"{wrong} has another type"
+    if not is_digest(trial.code_digest) or library_name(trial.code_digest) not in files:
+        return f"there is no library of {trial.candidate}"
+    if not isinstance(blobs, dict) or {*blobs} != {*BLOBS} or not all(map(is_digest, blobs.values())):
+        return f"blobs of {trial.candidate} are no digests"
+    is_there = all(files.get(blob_name(found)) == found for found in blobs.values())
+    return "" if is_there else f"blobs of {trial.candidate} are not there"
 
 
 def with_trusted_references(entries: Sequence[Entry], runner: Runner) -> list[Entry]:
@@ -311,6 +302,12 @@ def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnPro
         blobs = _blobs_of(entry, outcome)
         write_result(store, entry.manifest, task, outcome, blobs, measured_here(measured_on(task, runner)))
     return outcome
+
+
+def keep_blobs(entry: Entry, outcome: Outcome, store: LocalStore) -> None:
+    """Keep the winner's object, database lines and source, so that it can be linked here and shared: it is code that nobody makes again."""
+    for found in _blobs_of(entry, outcome).values():
+        store.write_blob(read_regular(entry.task.root / blob_name(found)))
 
 
 def _blobs_of(entry: Entry, outcome: Outcome) -> Mapping[str, str]:

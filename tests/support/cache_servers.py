@@ -6,6 +6,8 @@ Knows nothing of what is kept there.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import socket
 import threading
 import time
@@ -87,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._arrived()
         content = self.server.kept.get(self.path)
+        if self.server.fault == "validates entries" and "/ac/" in self.path:
+            content = self._validated(content) if content else None
         self._answer(404 if content is None else 200, content or b"")
 
     def do_HEAD(self) -> None:
@@ -98,11 +102,36 @@ class _Handler(BaseHTTPRequestHandler):
         self._arrived()
         if self.server.fault == "rejects writes":
             self._answer(403, b"")
+        elif self.server.fault == "validates entries":
+            self._put_validated(content)
         elif self.path in self.server.kept and self.headers["If-None-Match"] == "*":
             self._answer(412, b"")
         else:
             self.server.kept[self.path] = content
             self._answer(201, b"")
+
+    def _validated(self, content: bytes) -> bytes | None:
+        """Return an entry as bazel-remote 2.6 does: not found where a blob is missing, as JSON only where Accept is exactly that."""
+        (output,) = (entry := json.loads(content))["outputFiles"]
+        place = self.path.replace("/ac/", "/cas/").rpartition("/")[0] + "/" + output["digest"]["hash"]
+        if not output.get("contents") and place not in self.server.kept:
+            return None
+        entry["executionMetadata"] = {"worker": "127.0.0.1"}
+        is_asked_for = self.headers["Accept"] == "application/json"
+        return json.dumps(entry, indent=2).encode() if is_asked_for else b"\x0a\x2c\x0a\x04tune"
+
+    def _put_validated(self, content: bytes) -> None:
+        """Keep what bazel-remote 2.6 keeps: entries that are JSON and say so, blobs that have their digest; what is there is replaced."""
+        name = self.path.rpartition("/")[2]
+        if "/ac/" in self.path:
+            is_sound = self.headers["Content-Type"] == "application/json" and all(
+                each["path"] and len(each["digest"]["hash"]) == 64 for each in json.loads(content)["outputFiles"]
+            )
+        else:
+            is_sound = hashlib.sha256(content).hexdigest() == name
+        if is_sound:
+            self.server.kept[self.path] = content
+        self._answer(200 if is_sound else 400, b"")
 
     def _answer(self, status: int, content: bytes) -> None:
         fault = self.server.fault

@@ -7,6 +7,7 @@ the same ones again. Nothing is compiled: builds run on fakes.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import functools
 import json
@@ -28,7 +29,12 @@ from unittest import mock
 from kerneldecl import api
 from kerneldecl.artifact.load import load
 from kerneldecl.artifact.manifest import with_digest
+from kerneldecl.compare.sides import read_side
 from kerneldecl.errors import KerneldeclError
+from kerneldecl.package.folder import read_package
+from kerneldecl.package.place import opened_package
+from kerneldecl.package.tar import unpack_tar
+from kerneldecl.planning.published import note
 from kerneldecl.store.keys import digest
 from support.fakes import Answer, FakeRunner, Request
 from support.repository import REPOSITORY
@@ -148,6 +154,34 @@ def _measure(space: Space, _: random.Random) -> str:
         return _ends(functools.partial(api.measure_bundle, folder, space.root / "elsewhere"))
 
 
+def _as_statement(value: Any) -> bytes:
+    """Return an envelope of what it holds, which nobody has signed."""
+    return json.dumps({"payloadType": "application/vnd.in-toto+json", "payload": _in_base64(_plain(value)), "signatures": []}).encode()
+
+
+def _in_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _mutated_statement(content: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.3:
+        return _signed_json(_plain)(content, rng)
+    return _signed_json(_as_statement)(base64.b64decode(json.loads(content)["payload"]), rng)
+
+
+def _packed(space: Space, _: random.Random) -> str:
+    def read() -> None:
+        with opened_package(space.root / "package.tar", None):
+            pass
+
+    return _ends(read)
+
+
+def _package(space: Space, _: random.Random) -> str:
+    """Read a package, and what is compared of it."""
+    return _ends(lambda: read_package(space.root / "package", None)) or _ends(lambda: read_side(space.root, "package"))
+
+
 def _ends(action: Callable[[], object]) -> str:
     try:
         action()
@@ -168,6 +202,10 @@ KINDS: Mapping[str, Kind] = {
     "manifest": Kind("dist/*/box/manifest.json", _signed_json(_as_manifest), _load),
     "built artifact": Kind("dist/*/box/manifest.json", _signed_json(_as_manifest), _commands("plan *", "build")),
     "bundle": Kind("dist/*/gpu.bundle/bundle.json", _signed_json(_plain), _measure),
+    "package": Kind("package.tar", mutated_bytes, _packed),
+    "provenance": Kind("package/provenance.json", _mutated_statement, _package),
+    "measurements": Kind("package/measured.json", _mutated_statement, _package),
+    "published": Kind("published.toml", mutated_bytes, _commands("build", "plan")),
     "rule": Kind("rules/scale.py", mutated_bytes, _commands("check", "plan")),
     "arch": Kind("archs/test-cpu.toml", mutated_bytes, _commands("check", "plan")),
     "state": Kind("cache/state.json", _signed_json(_plain), _commands("why small", "plan *", "build")),
@@ -187,6 +225,10 @@ def make_pristine(root: Path) -> Space:
     for folder in (*(space.root / "dist").glob("*/gpu"), space.root / "cache"):
         shutil.rmtree(folder)
     assert space.command("build", runner=FakeRunner()).code == 0
+    assert space.command("export", "--format", "tar", "-o", str(space.root / "package.tar")).code == 0
+    (space.root / "package").mkdir()
+    unpack_tar(space.root / "package.tar", space.root / "package")
+    note(space.root, space.json("package/artifact/manifest.json"), "oci://registry.example/fakes:1.0")
     return space
 
 

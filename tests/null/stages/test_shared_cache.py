@@ -103,12 +103,13 @@ def entries(server: Server) -> dict[str, bytes]:
     return {path: content for path, content in server.kept.items() if "/ac/" in path}
 
 
-@pytest.mark.parametrize("kind", ["nginx", "folder", "own"])
+@pytest.mark.parametrize("kind", ["nginx", "folder", "own", "validating"])
 def test_a_second_machine_finds_everything(kind: str, machine: Callable[..., Space], server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()
     with nginx(tmp_path / "server") if kind == "nginx" else contextlib.nullcontext() as where:
-        url = {"nginx": where, "folder": folder, "own": server.url}[kind]
+        url = {"nginx": where, "folder": folder, "own": server.url, "validating": server.url}[kind]
+        server.fault = "validates entries" if kind == "validating" else ""
         first, _ = built(a := machine("a", url))
         second, runner = built(b := machine("b", url, "required"))
     assert warnings(first) == warnings(second) == []

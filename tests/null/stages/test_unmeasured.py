@@ -147,7 +147,7 @@ def test_measuring_says_what_kernels_were_verified_against(gpus: Space, monkeypa
     (folder,) = gpus.build(measure=False).build.bundles.values()
     monkeypatch.setattr(api, "why_not_measured_here", lambda _: "")
     monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(FakeRunner()))
-    found = api.measure_bundle(folder, gpus.root / "cache", trust_rules=trust)
+    found = api.measure_bundle(folder, gpus.root / "cache", trust=bundle.Trust(trust))
     assert found["references"]["small@box"] == named
     assert f"verified against {named}: small@box" in measured_text(found)
     assert api.measure_bundle(folder, gpus.root / "cache")["references"] == {}, "what was measured before is not verified now"
@@ -514,7 +514,7 @@ def test_a_bundle_is_written_whole_or_not_at_all(gpus: Space) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 3")],
+    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 4")],
     ids=["absent", "cut", "other"],
 )
 def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: str) -> None:
