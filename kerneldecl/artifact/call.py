@@ -14,6 +14,7 @@ import numpy as np
 from kerneldecl.arrays import ALIGNMENT_BYTES
 from kerneldecl.artifact.kernels import needs_conversion, tensor
 from kerneldecl.artifact.outputs import outputs_beside
+from kerneldecl.diagnostics.signatures import signature_text, type_text
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.model import Arg, Signature
 from kerneldecl.serial import signature_from_json
@@ -71,17 +72,6 @@ class Kernel:
     def __repr__(self) -> str:
         layout = f", layout {self.attrs['layout']}" if isinstance(self.attrs.get("layout"), str) else ""
         return f"<{self.rule} {signature_text(self.__name__, self.signature)}{layout}, on {_DEVICES.get(self.device, self.device)}>"
-
-
-def type_text(arg: Arg) -> str:
-    """Return an argument's type as error messages and signatures have it: float32[16, 64]."""
-    return f"{arg.dtype}[{', '.join(map(str, arg.shape))}]"
-
-
-def signature_text(name: str, signature: Signature) -> str:
-    """Return a kernel's arguments as one would declare them: proj(A: float32[8, 32], B: float32[64, 32]) -> C: float32[8, 64]."""
-    inputs, outputs = (", ".join(f"{arg.name}: {type_text(arg)}" for arg in side) for side in (signature.inputs, signature.outputs))
-    return f"{name}({inputs}) -> {outputs}"
 
 
 def misfit(kernel: Kernel, args: Sequence[Any]) -> str:

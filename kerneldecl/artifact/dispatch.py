@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kerneldecl.artifact.call import Kernel, signature_text
+from kerneldecl.artifact.call import Kernel
 from kerneldecl.artifact.kernels import tensor
+from kerneldecl.diagnostics.signatures import signature_text
 
 _Shapes = tuple[tuple[int, ...], ...]
 
