@@ -97,3 +97,24 @@ def test_a_comment_behind_what_a_policy_says_of_itself_is_a_comment(tmp_path: Pa
     standard = standard_order("cpu")
     assert policies_behind(tmp_path, "auto", "cpu") == (standard[0], "mine", *standard[1:])
     assert kinds_of(tmp_path, "other") == ("cuda",)
+
+
+def test_init_writes_a_workspace_for_chosen_targets_with_its_schema(tmp_path: Path) -> None:
+    space = Space(tmp_path)
+    assert 'did you mean "h200"?' in space.command("init", "--target", "h20").err
+    assert not (tmp_path / "workloads.toml").exists()
+    space.command("init", "--target", "h200", "--target", "host")
+    assert {workload.entry for workload in declare(tmp_path).workloads} == {
+        f"projection[m={m}]@{target}" for m in (16, 512) for target in ("h200", "host")
+    }
+    schema = tmp_path / (tmp_path / "workloads.toml").read_text().splitlines()[0].removeprefix("#:schema ")
+    before = json.loads(schema.read_text())
+    assert before["$defs"].keys() == set(plugin_names("rules", STANDARD))
+    space.command("new", "rule", "saxpy")
+    space.command("schema", "--write")
+    assert json.loads(schema.read_text())["$defs"].keys() == {*before["$defs"], "saxpy"}
+
+
+def test_init_leaves_nothing_where_the_model_is_not_there(tmp_path: Path) -> None:
+    assert "nothere.pt2: no such file" in Space(tmp_path).command("init", "--from", "nothere.pt2").err
+    assert not list(tmp_path.glob("workloads*"))
