@@ -55,7 +55,7 @@ class Kernel:
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             # The kernel has checked already; what it says, in mangled names, is looked at only where it objects.
             if problem := misfit(self, args):
-                raise type(error)(problem) from None
+                raise (TypeError if isinstance(error, TypeError) else ValueError)(problem) from None
             raise
         return args[-1] if self._wanted - self._inputs == 1 else args[self._inputs :]
 

@@ -116,7 +116,7 @@ MISTAKES: Sequence[tuple[tuple[Any, ...], str]] = [
 
 @pytest.mark.parametrize(("args", "message"), MISTAKES, ids=lambda value: value.partition(";")[0] if isinstance(value, str) else "")
 def test_a_wrong_call_is_one_sentence_in_the_rules_names(gemm: Kernel, args: tuple[Any, ...], message: str) -> None:
-    with pytest.raises((TypeError, ValueError, BufferError)) as caught:
+    with pytest.raises((TypeError, ValueError)) as caught:
         gemm(*args)
     assert str(caught.value) == message
 
