@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tvm_ffi
 from bench_support.exported import loaded, shared_library
 from bench_support.gpu.timing import Replay, copies_of, flusher
 from bench_support.table import quantiles
@@ -56,8 +55,7 @@ def _compared(workspace: Any, entry: Any, folder: Path) -> bool:
     sets = [_arrays(entry.lowered.signature) for _ in range(copies_of(int(entry.lowered.least_bytes), l2_bytes))]
 
     def ours(at: int) -> None:
-        with tvm_ffi.use_torch_stream():
-            kernel(*sets[at])
+        kernel(*sets[at])
 
     def theirs(at: int) -> None:
         error = run(torch.cuda.current_stream().cuda_stream, [each.data_ptr() for each in sets[at]], scratch.data_ptr())

@@ -89,6 +89,11 @@ def is_supported(dtype: str) -> bool:
     return _NUMPY_DTYPES.fullmatch(dtype) is not None or dtype in {known.name for known in _EXTENSION_CODES}
 
 
+def needs_conversion(dtype: str) -> bool:
+    """Say whether NumPy's arrays of a dtype must go through `tensor`, since NumPy cannot export them to DLPack."""
+    return dtype in {known.name for known in _EXTENSION_CODES}
+
+
 def tensor(array: Any) -> tvm_ffi.Tensor:
     """Return an array of NumPy, torch or any other DLPack producer as a tensor that kernels take; memory is shared."""
     if isinstance(array, tvm_ffi.Tensor):

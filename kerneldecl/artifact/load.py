@@ -8,38 +8,73 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl.artifact.manifest import MANIFEST, artifact_defect, read_manifest
 from kerneldecl.errors import ArtifactError
 
+if TYPE_CHECKING:
+    from kerneldecl.artifact.call import Kernel
+    from kerneldecl.artifact.dispatch import Dispatch
 
-class Artifact(Mapping[str, Callable[..., object]]):
-    """The kernels of a loaded artifact by entry name, each called as `artifact[name](*inputs, *outputs)`."""
+
+class Artifact(Mapping[str, "Kernel"]):
+    """The kernels of a loaded artifact by entry name, each called as `artifact[name](*inputs)` or `artifact[name](*inputs, *outputs)`."""
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         from kerneldecl.artifact.kernels import load_library
 
         self.folder = folder
         self.manifest = manifest
-        self._symbols = {entry["name"]: entry["symbol"] for entry in manifest["entries"]}
+        self._entries = {entry["name"]: entry for entry in manifest["entries"]}
+        self._kernels: dict[str, Kernel] = {}
         self.library = load_library(folder / manifest["library"], manifest["arch"]["kind"])
 
-    def __getitem__(self, name: str) -> Callable[..., object]:
-        """Return a kernel; it takes NumPy or torch arrays (anything with DLPack), inputs first, and writes the outputs."""
-        from kerneldecl.artifact.kernels import kernel_of
+    def __getitem__(self, name: str) -> Kernel:
+        """Return a kernel; raise KeyError, which names those that there are, where there is none of that name."""
+        if name not in self._kernels:
+            self._kernels[name] = self._kernel(name)
+        return self._kernels[name]
+
+    def dispatch(self, name: str, fallback: Callable[..., Any] | None = None) -> Dispatch:
+        """Return one function for all entries that one declaration was expanded to: it chooses by its arguments' shapes and dtypes.
+
+        Arguments that no entry takes are given to `fallback`, if there is one. Raise KeyError where no entry has that name.
+        """
+        from kerneldecl.artifact.dispatch import Dispatch
+
+        found = [each for each in self if each == name or each.startswith(f"{name}[")]
+        if not found:
+            raise KeyError(
+                f"no entry of {self.folder} is called {name!r}; it holds {', '.join(sorted({each.partition('[')[0] for each in self}))}"
+            )
+        return Dispatch(name, [self[each] for each in found], fallback)
+
+    def torch_ops(self, namespace: str) -> Any:
+        """Register every kernel as an operator of torch, and return their namespace, `torch.ops.<namespace>`.
+
+        An entry `proj[m=8]` becomes the operator `proj_m_8`; entries that one declaration was expanded to become `proj` as well, which
+        chooses by shape. torch.compile and torch.export keep the operators. Needs torch.
+        """
+        from kerneldecl.artifact.torch_operators import register
+
+        return register(self, namespace)
+
+    def _kernel(self, name: str) -> Kernel:
+        from kerneldecl.artifact.call import Kernel
 
         if name in self.manifest["missing"]:
             raise KeyError(f"{name!r} is not in {self.folder}, which was linked without it: {self.manifest['missing'][name]}")
-        if name not in self._symbols:
-            raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._symbols)}")
-        return kernel_of(self.library, self._symbols[name])
+        if name not in self._entries:
+            raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._entries)}")
+        entry = self._entries[name]
+        return Kernel(entry, self.library.get_function(entry["symbol"]), self.manifest["arch"]["kind"])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._symbols)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._symbols)
+        return len(self._entries)
 
     def __repr__(self) -> str:
         return f"<Artifact {self.manifest['name']} {self.manifest['version']} for {self.manifest['target']}: {len(self)} kernels>"

@@ -16,6 +16,7 @@ from kerneldecl.artifact.archive import ARCHIVE
 from kerneldecl.errors import printable
 from kerneldecl.store.inside import MOST_JSON_BYTES, Inside, UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest
+from kerneldecl.store.result_types import is_signature
 
 SCHEMA = 5
 MANIFEST = "manifest.json"
@@ -125,6 +126,8 @@ def _wrong_entry(entry: Any, files: Mapping[str, str]) -> Iterator[str]:
         return
     if not isinstance(entry.get("name"), str) or not isinstance(entry.get("rule"), str) or not isinstance(entry.get("attrs"), dict):
         yield "has no name, rule or attributes"
+    if not is_signature(entry):
+        yield "has no inputs or outputs"
     symbol, computation, traceless = (str(entry.get(name, "")) for name in ("symbol", "computation", "traceless"))
     if not is_digest(computation) or not _SYMBOL.fullmatch(symbol):
         yield "names no computation or no symbol"

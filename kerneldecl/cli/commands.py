@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 
 from kerneldecl.cli.build import build, measure
+from kerneldecl.cli.catalogue import archs, policies, rules, templates
 from kerneldecl.cli.compare import compare
 from kerneldecl.cli.deploy import bench, compile_command
 from kerneldecl.cli.deploy import run as run_command
@@ -28,6 +29,7 @@ from kerneldecl.cli.inspect import check, plan, query, show, why
 from kerneldecl.cli.log import log
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
 from kerneldecl.cli.model import extract, verify
+from kerneldecl.cli.new import new
 from kerneldecl.cli.options import Settings
 from kerneldecl.cli.package import pull, push
 from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
@@ -133,28 +135,11 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
     context.obj = Settings(folder.resolve(), quiet, verbosity, colour)
 
 
-_MODELS = (bench, compile_command, run_command)
-for _command in (
-    build,
-    cache,
-    check,
-    compare,
-    diff,
-    doctor,
-    export,
-    extract,
-    gate,
-    init,
-    log,
-    measure,
-    plan,
-    pull,
-    push,
-    query,
-    schema,
-    show,
-    verify,
-    why,
-    *_MODELS,
-):
+_COMMANDS = (
+    *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, schema),
+    *(show, verify, why),
+    *(bench, compile_command, run_command),
+    *(archs, policies, rules, templates),
+)
+for _command in _COMMANDS:
     main.add_command(_command)

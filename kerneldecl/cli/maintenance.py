@@ -45,23 +45,45 @@ class Quantity(click.ParamType[float]):
 
 
 @click.command()
+@click.option(
+    "--target", "targets", multiple=True, metavar="ARCH", help="An arch to build for, host or one of `kerneldecl archs`; repeatable."
+)
+@click.option("--from", "model", metavar="MODEL", help="Declare what this model calls, as `extract` does, instead of an example.")
 @click.pass_obj
-def init(settings: Settings) -> None:
-    """Write a small workloads.toml to start from."""
+def init(settings: Settings, targets: tuple[str, ...], model: str | None) -> None:
+    """Write a workloads.toml to start from, its JSON Schema and .gitignore."""
     from kerneldecl.cli.init import initialise
+    from kerneldecl.extract.extract import extract_model, extracted_text, model_name
 
-    for path in initialise(settings.root):
-        print(f"wrote {path.relative_to(settings.root)}")
+    root = settings.root
+    written = initialise(root, targets) if model is None else initialise(root, targets, name=model_name(model), entries=False)
+    try:
+        found = extract_model(model, root) if model is not None else None
+    except BaseException:
+        for path in written[:2]:
+            path.unlink()  # the next try would find a workspace
+        raise
+    for path in written:
+        print(f"wrote {path.relative_to(root)}")
+    if found:
+        print_result(as_json=False, value=found, text=extracted_text)
     print("next: kerneldecl plan, then kerneldecl build")
 
 
 @click.command()
+@click.option(
+    "--write", is_flag=True, help="Write it to workloads.schema.json, which a first line `#:schema ./workloads.schema.json` names."
+)
 @click.pass_obj
-def schema(settings: Settings) -> None:
+def schema(settings: Settings, write: bool) -> None:
     """Print the JSON Schema of workloads.toml, rules' attributes included, for editors."""
+    from kerneldecl.cli.init import write_schema
     from kerneldecl.declare.json_schema import json_schema
 
-    print(json.dumps(json_schema(settings.root), indent=1))
+    if write:
+        print(f"wrote {write_schema(settings.root).relative_to(settings.root)}")
+    else:
+        print(json.dumps(json_schema(settings.root), indent=1))
 
 
 @click.command()

@@ -6,16 +6,14 @@ combinations that a rule rejects) is left to `kerneldecl check`.
 
 from __future__ import annotations
 
-import ast
 import inspect
-import itertools
-import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from kerneldecl.declare.attribute_notes import summaries
 from kerneldecl.declare.imports import IMPORT
 from kerneldecl.declare.limits import LIMITS
 from kerneldecl.declare.policies import BUDGET_KEYS, SHARED
@@ -24,7 +22,6 @@ from kerneldecl.declare.shared_cache import CACHE, TRUST
 from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
 from kerneldecl.plugins.find import plugin_names
-from kerneldecl.rule import Rule
 
 Schema = dict[str, Any]
 
@@ -81,9 +78,9 @@ def _rules(root: Path) -> list[RuleAttributes]:
 
 def _rule_schema(rule: RuleAttributes, policies: Schema) -> Schema:
     """Return the schema of a `[[workload]]` table of one rule."""
-    summaries = _summaries(rule.rule)
+    notes = summaries(rule.rule)
     values = {name: TypeAdapter(attribute.hint).json_schema() for name, attribute in rule.attributes.items()}
-    described = {name: _described(rule.attributes[name], value, summaries.get(name)) for name, value in values.items()}
+    described = {name: _described(rule.attributes[name], value, notes.get(name)) for name, value in values.items()}
     expandable = {name: _expandable(value) for name, value in described.items()}
     cases = {**WORKLOAD["cases"].schema, "items": {**_object(described), "minProperties": 1}}
     common = _keys(WORKLOAD, rule={"const": rule.name}, policy=policies, budget=_BUDGET, cases=cases)
@@ -122,22 +119,3 @@ def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:
 
 
 _BUDGET = {**_object(_keys(BUDGET_KEYS)), "minProperties": 1}
-
-
-def _summaries(rule: type[Rule]) -> dict[str, str]:
-    """Return the string literals below attributes, those of base classes included."""
-    found: dict[str, str] = {}
-    for cls in reversed(rule.__mro__):
-        if cls is not Rule and issubclass(cls, Rule):
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-            assert isinstance(definition, ast.ClassDef)
-            found |= dict(_literals_below(definition.body))
-    return found
-
-
-def _literals_below(body: list[ast.stmt]) -> Iterable[tuple[str, str]]:
-    for above, below in itertools.pairwise(body):
-        if not isinstance(above, ast.AnnAssign) or not isinstance(above.target, ast.Name):
-            continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-            yield above.target.id, inspect.cleandoc(below.value.value)

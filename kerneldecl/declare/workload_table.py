@@ -169,12 +169,19 @@ def _wrong(findings: list[Finding], table: Attrs) -> Expansion:
     return Expansion((), tuple(dict.fromkeys(finding.below((), entry) for finding in findings)))
 
 
+_NO_SUCH_RULE = (
+    "`kerneldecl rules` says what they compute; for another operator write rules/{name}.py (`kerneldecl new rule {name}`), "
+    "use rule tensor_ir, or `kerneldecl extract` a model"
+)
+
+
 def _rule(table: Attrs, scope: Scope, findings: list[Finding]) -> RuleAttributes | None:
     name = table.get("rule")
     if not is_name(name):
         return None
     if name not in scope.rules:
-        findings.append(Finding.of(("rule",), *unknown("rule", name, scope.rules)))
+        sentence, hint = unknown("rule", name, scope.rules)
+        findings.append(Finding.of(("rule",), sentence, hint or _NO_SUCH_RULE.format(name=name)))
         return None
     rule = scope.rule(name)
     if isinstance(rule, DeclarationError):

@@ -39,7 +39,7 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
 
     Raise DeclarationError where the model cannot be read or the file has mistakes; nothing is written then.
     """
-    name = tag_word(Path(model).stem if Path(model).suffix else model.rpartition(":")[2])
+    name = model_name(model)
     file = root / FILE
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
@@ -54,6 +54,11 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     said = {"coverage": _coverage(answer), "fallbacks": expected_fallbacks(root, name, functions)}
     left = {"left_out": answer["left_out"], "in_parts": [each for each in answer["in_parts"] if each["what"] or each["noted"]]}
     return {"schema": 1, "model": name, "file": str(file), **left, **said, **counts}
+
+
+def model_name(model: str) -> str:
+    """Return what a model's entries are tagged with: the stem of its file, or the name of the Python attribute."""
+    return tag_word(Path(model).stem if Path(model).suffix else model.rpartition(":")[2])
 
 
 def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:

@@ -20,11 +20,11 @@ from pathlib import Path
 from kerneldecl.model import Policy, uses
 from kerneldecl.plugins.find import STANDARD, plugin_file, plugin_names
 
-_AUTO = re.compile(r"^AUTO = (\{.*\})$", re.MULTILINE)
-_HAS_NO_TRACES = re.compile(r"^HAS_TRACES = False$", re.MULTILINE)
-_KINDS = re.compile(r"^KINDS = (\(.*\))$", re.MULTILINE)
-_IS_TUNER = re.compile(r"^IS_TUNER = True$", re.MULTILINE)
-_READS_RECORDS = re.compile(r"^READS_RECORDS = True$", re.MULTILINE)
+_AUTO = re.compile(r"^AUTO = (\{[^}#]*\}) *(?:#.*)?$", re.MULTILINE)
+_HAS_NO_TRACES = re.compile(r"^HAS_TRACES = False *(?:#.*)?$", re.MULTILINE)
+_KINDS = re.compile(r"^KINDS = (\([^)#]*\)) *(?:#.*)?$", re.MULTILINE)
+_IS_TUNER = re.compile(r"^IS_TUNER = True *(?:#.*)?$", re.MULTILINE)
+_READS_RECORDS = re.compile(r"^READS_RECORDS = True *(?:#.*)?$", re.MULTILINE)
 _STANDS_FOR = re.compile(r'^STANDS_FOR = "(all|traced)"$', re.MULTILINE)
 
 
@@ -54,10 +54,21 @@ def ranking_policies(root: Path, policy: Policy, kind: str) -> tuple[str, ...]:
 
 def why_not_for(root: Path, name: str, kind: str) -> str:
     """Return why a policy has nothing for a kind of arch, as a phrase; empty where it is for that kind or does not say."""
+    kinds = kinds_of(root, name) or (kind,)
+    return "" if kind in kinds else f"is for {' and '.join(_NOUNS.get(each, each) for each in kinds)}"
+
+
+def kinds_of(root: Path, name: str) -> tuple[str, ...]:
+    """Return the kinds of arch that a policy is for; () where it does not say."""
     text = _text(root, name)
     said = _KINDS.search(text) or _AUTO.search(text)
-    kinds = tuple(ast.literal_eval(said[1])) if said else (kind,)
-    return "" if kind in kinds else f"is for {' and '.join(_NOUNS.get(each, each) for each in kinds)}"
+    return tuple(ast.literal_eval(said[1])) if said else ()
+
+
+def place_in_auto(root: Path, name: str) -> dict[str, int]:
+    """Return a policy's place in the order in which `auto` asks, by kind of arch; empty where `auto` does not ask it."""
+    order = _AUTO.search(_text(root, name))
+    return dict(ast.literal_eval(order[1])) if order else {}
 
 
 _NOUNS = {"cpu": "CPUs", "cuda": "GPUs"}
@@ -71,8 +82,7 @@ def standard_order(kind: str) -> tuple[str, ...]:
 def _in_auto(root: Path, kind: str, *, only_traced: bool) -> Iterator[tuple[int, str]]:
     for name in plugin_names("policies", root):
         text = _text(root, name)
-        order = _AUTO.search(text)
-        places = ast.literal_eval(order[1]) if order else {}
+        places = place_in_auto(root, name)
         if kind in places and not (only_traced and _HAS_NO_TRACES.search(text)):
             yield int(places[kind]), name
 

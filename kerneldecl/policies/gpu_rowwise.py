@@ -13,7 +13,7 @@ from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked
 from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
 from kerneldecl.policies.shared.reduction import rowwise_reductions
-from kerneldecl.policies.shared.traffic import moved_bytes, points
+from kerneldecl.policies.shared.traffic import largest, moved_bytes, points
 
 TEMPLATES = ("gpu_rowwise",)
 AUTO = {"cuda": 60}
@@ -42,8 +42,10 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[Timed]:
     count, size = points(reductions[0], "spatial"), points(reductions[0], "reduce")
     last = space.blocks[-1]
-    element = dtype_bytes(last.writes[0].dtype)
-    lengths = [block.axes[-1].extent for block in (*reductions, last)]
+    # The last block writes whole rows, or one result for each.
+    writes_rows = points(last) > count
+    element = dtype_bytes((last.writes[0] if writes_rows else largest(reductions[0])).dtype)
+    lengths = [block.axes[-1].extent for block in (*reductions, *([last] if writes_rows else []))]
     instructions = sum(points(block) * max(1, block.flops_per_point) for block in space.blocks)
     for width, row_threads, threads in itertools.product(access_widths(math.gcd(*lengths), element), ROW_THREADS, BLOCK_THREADS):
         vectors = size // width

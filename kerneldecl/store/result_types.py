@@ -136,12 +136,13 @@ def _is_signature_text(text: str) -> bool:
     if _PLAIN_SIGNATURE.fullmatch(text):
         return True
     try:
-        return _is_signature(json.loads(text))
+        return is_signature(json.loads(text))
     except (ValueError, RecursionError):
         return False
 
 
-def _is_signature(value: object) -> bool:
+def is_signature(value: object) -> bool:
+    """Say whether a value has the inputs and outputs of a kernel in JSON."""
     if not isinstance(value, dict):
         return False
     return all(isinstance(value.get(side), list) and all(map(is_argument, value[side])) for side in ("inputs", "outputs"))
@@ -169,7 +170,7 @@ _WINNER: Mapping[str, Check] = {
 FIELDS: Mapping[str, Mapping[str, Check]] = {
     "lower": {
         "computation": is_digest,
-        "signature": _is_signature,
+        "signature": is_signature,
         "flops": _is_number,
         "least_bytes": _is_number,
         "tolerance": _is_number,

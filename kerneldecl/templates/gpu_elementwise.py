@@ -42,7 +42,9 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
 def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
     threads, width, unroll = (blocks.count(params, name) for name in ("threads", "width", "unroll"))
     # The loops are those of a copy to the output, under which the block is moved: moving the copy would drop its predicate at the end.
-    copy = sch.cache_write(leaf.rv, 0, "local")
+    # A block that looks an operand up cannot be moved, since the region that it reads is not known: its own loops are divided.
+    looks_up = any(None in access.index for access in leaf.block.reads)
+    copy = leaf.rv if looks_up else sch.cache_write(leaf.rv, 0, "local")
     *outer, inner = sch.get_loops(copy)
     vectors, lane = sch.split(inner, [None, width])
     loop = sch.fuse(*outer, vectors) if outer else vectors
@@ -50,7 +52,8 @@ def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> b
     sch.reorder(grid, tx, iteration, lane)
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
-    thread_loops.compute_under(sch, leaf.rv, iteration)
+    if not looks_up:
+        thread_loops.compute_under(sch, leaf.rv, iteration)
     sch.unroll(iteration)
     sch.vectorize(lane)
     return True

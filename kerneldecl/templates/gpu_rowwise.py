@@ -41,14 +41,14 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     leading = None if found is None else _leading_rows(found)
     if found is None or leading is None or any(_length(leaf, leading) % width for leaf in found if len(leaf.loops) > leading):
         return False
-    # 2. Threads along each block's rows, the last block as a copy to the output; one loop over rows.
+    # 2. Threads along each block's rows; one loop over rows. A last block of whole rows is computed as a copy to the output, one of a
+    # single result per row by every thread of the row: all of them have it.
     *_, last = found
-    copy = sch.cache_write(last.rv, 0, "local")
-    nested = [*(leaf.rv for leaf in found[:-1]), copy]
+    copy = sch.cache_write(last.rv, 0, "local") if len(last.loops) > leading else None
+    nested = [leaf.rv for leaf in found] if copy is None else [*(leaf.rv for leaf in found[:-1]), copy]
     nests = [_along(sch, rv, leading, threads, width) for rv in nested]
-    if len(nests[-1]) == 1:
-        return False
-    sch.compute_at(last.rv, nests[-1][2], preserve_unit_loops=True)
+    if copy is not None:
+        sch.compute_at(last.rv, nests[-1][2], preserve_unit_loops=True)
     row = sch.merge(*(nest[0] for nest in nests)) if len(nests) > 1 else nests[0][0]
     if blocks.extent(sch, row) % rows:
         return False
@@ -63,10 +63,11 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
             continue
         tx, iteration, lane = loops
         sch.bind(tx, "threadIdx.x")
-        thread_loops.load_vectors(sch, last.rv if rv is copy else rv, iteration)
-        sch.vectorize(lane) if rv is copy else sch.unroll(lane)
+        thread_loops.load_vectors(sch, last.rv if copy is not None and rv is copy else rv, iteration)
+        sch.vectorize(lane) if copy is not None and rv is copy else sch.unroll(lane)
         sch.unroll(iteration) if params["in_registers"] else None
-    sch.unroll(sch.get_loops(last.rv)[-1])
+    if copy is not None:
+        sch.unroll(sch.get_loops(last.rv)[-1])
     return True
 
 

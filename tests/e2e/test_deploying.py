@@ -62,6 +62,13 @@ def test_the_readmes_model_is_extracted_built_deployed_and_runs(deployed: Path) 
     python("run.py", cwd=deployed)
 
 
+def test_init_declares_what_a_model_calls(tmp_path: Path) -> None:
+    space = Space(tmp_path)
+    space.write({"model.py": example("docs/deploying.md", "model.py")})
+    assert "3 new, 0 known" in space.run("init", "--target", "h200", "--from", "model:mlp").stdout
+    assert "3 entries declared, no mistakes" in space.run("check").stdout
+
+
 def test_the_documented_order_of_passes_is_one(deployed: Path) -> None:
     python("order.py", cwd=deployed)
 

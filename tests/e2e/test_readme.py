@@ -14,9 +14,12 @@ ROOT = REPOSITORY
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def example(name: str) -> str:
-    found = re.search(rf"<!-- example: {re.escape(name)} -->\n```\w+\n(.*?)```", README, re.DOTALL)
-    assert found is not None, f"README.md has no example {name}"
+CALLING = (ROOT / "docs/calling.md").read_text(encoding="utf-8")
+
+
+def example(name: str, document: str = README) -> str:
+    found = re.search(rf"<!-- (?:torch )?example: {re.escape(name)} -->\n```\w+\n(.*?)```", document, re.DOTALL)
+    assert found is not None, f"there is no example {name}"
     return found[1]
 
 
@@ -35,6 +38,29 @@ def test_example_goes_from_a_declaration_to_a_called_kernel(tmp_path: Path) -> N
     shown = run(sys.executable, "-m", "kerneldecl", "show", "projection[m=128]", cwd=tmp_path)
     assert "predicted" in shown
     assert "8 verified" in shown
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which the README's workspace was built."""
+    folder = tmp_path_factory.mktemp("calling")
+    (folder / "workloads.toml").write_text(example("workloads.toml").replace("top_k = 8", "top_k = 1"), encoding="utf-8")
+    run(sys.executable, "-m", "kerneldecl", "build", cwd=folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["calling.py", "dispatching.py", "operators.py"])
+def test_documented_calls_run(built: Path, name: str) -> None:
+    code = example(name, CALLING)
+    if "import torch" in code:
+        pytest.importorskip("torch", reason="needs torch")
+    (built / name).write_text(code, encoding="utf-8")
+    said = run(sys.executable, name, cwd=built)
+    if name == "calling.py":
+        promised = re.search(r"^print\(projection\)\n# (.*)$", code, re.MULTILINE)
+        assert promised is not None
+        assert said.splitlines()[0] == promised[1]
 
 
 def test_every_command_stands_in_its_document() -> None:

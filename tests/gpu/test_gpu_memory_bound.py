@@ -48,6 +48,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("gemv_i4", {"n": n, "k": k, "group": g, "dtype": "float16"}) for n, k, g in [(1, 32, 16), (33, 96, 6), (512, 4096, 128)]),
     *(("gemv_i4", {"n": n, "k": k, "dtype": "float16"}) for n, k in [(101, 2816), (4096, 11008), (16384, 16384)]),
     *(("gemv_i4", {"n": 40, "k": 1024, "group": group, "dtype": d}) for group in (16, 128) for d in ("bfloat16", "float32")),
+    *(("batch_norm", {"shape": (3, 64, 14, 15), "axis": axis, "dtype": "float16", "activation": "relu"}) for axis in (1, -1)),
+    *(("embedding", {"indices": (5, 33), "rows": 1001, "columns": c, "dtype": d}) for c in (8, 77, 1024) for d in ("float16", "float32")),
+    *(("arg_reduce", {"op": op, "shape": (9, c), "dtype": "float16"}) for op in ("argmax", "argmin") for c in (8, 333, 32000)),
+    *(("arg_reduce", {"op": "argmax", "shape": (3, 40, 50), "axis": 1, "dtype": d}) for d in ("bfloat16", "int8", "float32")),
+    *(
+        ("expression", {"expr": "where(x < y, -x / 2, max(x, silu(z)))", "shapes": ((300, 72), (72,), (300, 1)), "dtype": d})
+        for d in ("float16", "bfloat16", "float32")
+    ),
 ]
 
 

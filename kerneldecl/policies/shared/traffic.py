@@ -11,10 +11,15 @@ from kerneldecl.model import Access, Block, IterSpace, dtype_bytes
 
 
 def moved_bytes(space: IterSpace) -> int:
-    """Return the bytes of all arguments together."""
-    accesses = {access.operand: access for block in space.blocks for access in (*block.reads, *block.writes)}
+    """Return the bytes of all arguments together; of one that is looked up by indices, no more than there are lookups."""
+    accesses = {access.operand: (block, access) for block in space.blocks for access in (*block.reads, *block.writes)}
     arguments = {*space.inputs, *space.outputs}
-    return sum(operand_bytes(access) for operand, access in accesses.items() if operand in arguments)
+    return sum(_moved(block, access) for operand, (block, access) in accesses.items() if operand in arguments)
+
+
+def _moved(block: Block, access: Access) -> int:
+    looked_up = points(block) * dtype_bytes(access.dtype) if None in access.index else operand_bytes(access)
+    return min(operand_bytes(access), looked_up)
 
 
 def operand_bytes(access: Access) -> int:
