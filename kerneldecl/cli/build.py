@@ -18,7 +18,7 @@ from kerneldecl.errors import ExitCode
 if TYPE_CHECKING:
     from kerneldecl.planning.workspace import Workspace
 
-_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "events", "scheduler", "as_json")
+_BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", "cache", "events", "scheduler", "rpc", "as_json")
 """Options with which a build is never cut short by the quick plan."""
 
 
@@ -44,6 +44,7 @@ _BUILD_FLAGS = ("policy", "retune", "locked", "no_measure", "require_measured", 
     help="Write every event to FILE as it comes, as JSON lines.",
 )
 @click.option("--scheduler", metavar="ADDRESS", help="Compile and measure on the workers of this Dask scheduler: tcp://HOST:8786.")
+@click.option("--rpc", metavar="HOST:PORT/KEY", help="Measure for declared archs on boards behind a tracker of TVM's RPC.")
 @click.option(
     "--patience",
     type=click.FloatRange(min=0),
@@ -71,6 +72,8 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         raise click.UsageError(f"--retune measures again, which goes with neither --locked nor --no-measure: leave out {other}")
     if options["no_measure"] and options["require_measured"]:
         raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
+    if options["scheduler"] and options["rpc"]:
+        raise click.UsageError("--scheduler and --rpc both say where to measure: give one of them")
     asked = Options(
         keep_going=options["keep_going"],
         jobs=options["jobs"],
@@ -80,6 +83,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         require_measured=options["require_measured"],
         require_all=options["require_all"],
         scheduler=options["scheduler"] or "",
+        rpc=options["rpc"] or "",
         patience_secs=options["patience"],
     )
     with frozen_workspace(settings.root, options["policy"] or "") as opened:
