@@ -84,7 +84,7 @@ def test_a_board_measures_what_this_machine_compiles(tmp_path: Path) -> None:
         ours = json.loads((here.root / "cache/record/measure" / path.name).read_text())["result"]
         theirs = json.loads(path.read_text())["result"]
         assert (theirs["error"], theirs["failure"], theirs["reference"]) == (ours["error"], ours["failure"], ours["reference"])
-        assert len(theirs["samples"]) >= 3
+        assert theirs["samples"], "the board has timed it"
     (record, *_) = (space.root / "cache/record/tune").iterdir()
     assert json.loads(record.read_text())["result"]["provenance"]["board"] == "board"
     space.run("verify")
