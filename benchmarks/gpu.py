@@ -66,6 +66,7 @@ def table_row(row: Row) -> Row:
         **{protocol: _rounded(protocol_ratio(row, protocol)) for protocol in PROTOCOLS["cuda"]},
         "isolated us": row["protocols"]["isolated"]["best"] * 1e6,
         "dlight": _rounded(dlight_ratio(row)),
+        "dlight steady": _rounded(protocol_ratio(row, "steady", "dlight")),
         "triton": _rounded(triton and triton["ratio"]),
         "first": _rounded(row["first_share"]),
         "rank": row["best"],

@@ -40,9 +40,10 @@ LIMIT_SECS = 60.0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What comparisons may take."""
+class Comparing:
+    """Where kernels are compared, and what that may take."""
 
+    gpu: OwnProcess
     end: float
     """When none begins any more, by `time.perf_counter`."""
     rounds: int
@@ -94,11 +95,10 @@ def _kernel(result: Mapping[str, Any], library: str, symbol: str) -> Kernel:
     return Kernel(Built(label_of(winner), library, symbol), result["policy"], winner, min(1.0, share))
 
 
-def compare(entries: Sequence[Entry], kernels: Mapping[str, Kernel], failures: Mapping[str, str], kept: KeptRows, limits: Limits) -> None:
+def compare(entries: Sequence[Entry], kernels: Mapping[str, Kernel], failures: Mapping[str, str], kept: KeptRows, how: Comparing) -> None:
     """Compare entry by entry, as long as there is time; say and keep each row."""
-    gpu = OwnProcess()
     for entry in entries:
-        if time.perf_counter() > limits.end:
+        if time.perf_counter() > how.end:
             print(f"no time for {entry.name} and what follows: run again with the same --state", flush=True)
             break
         row = described(entry)
@@ -109,12 +109,11 @@ def compare(entries: Sequence[Entry], kernels: Mapping[str, Kernel], failures: M
             row |= {"label": kernel.built.label, "policy": kernel.policy, "first_share": kernel.first_share}
             row["winner"] = kernel.winner.to_json()
             try:
-                row |= gpu.ask(compared, entry, kernel.built, limits.rounds, limit_secs=LIMIT_SECS)
+                row |= how.gpu.ask(compared, entry, kernel.built, how.rounds, limit_secs=LIMIT_SECS)
             except RuntimeError as error:
                 row["failure"] = str(error)
         kept.add(row)
         _say(row)
-    gpu.close()
 
 
 def _say(row: Row) -> None:
@@ -134,7 +133,7 @@ def ratio_of(row: Mapping[str, Any], protocol: str) -> float | None:
     return found
 
 
-def worst(rows: Sequence[Row], entries: Sequence[Entry]) -> list[Row]:
+def worst(rows: Sequence[Row], entries: Sequence[Entry], gpu: OwnProcess) -> list[Row]:
     """Return the rows with the least ratio in either protocol, with what the time model says of their kernels."""
 
     def least(row: Row) -> float:
@@ -142,7 +141,7 @@ def worst(rows: Sequence[Row], entries: Sequence[Entry]) -> list[Row]:
 
     known = sorted((row for row in rows if least(row) < float("inf")), key=least)[:WORST]
     by_name = {entry.name: entry for entry in entries}
-    found, gpu = [], OwnProcess()
+    found = []
     for row in known:
         try:
             winner = Candidate.from_json(row["winner"])
@@ -153,7 +152,6 @@ def worst(rows: Sequence[Row], entries: Sequence[Entry]) -> list[Row]:
         us = {f"{protocol} us": row["secs"][protocol][OURS] * 1e6 for protocol in PROTOCOLS}
         columns = {protocol: round(ratio_of(row, protocol) or 0.0, 3) for protocol in PROTOCOLS}
         found.append({"entry": row["entry"], **us, **columns, "first": round(row["first_share"], 3), "reason": reason})
-    gpu.close()
     return found
 
 
@@ -199,7 +197,9 @@ def ran(given: argparse.Namespace, root: Path) -> Row:
         kept = KeptRows(given.state, asked)
     except ValueError as error:
         sys.exit(str(error))
-    about = _described(root, given.arch)
+    gpu = OwnProcess()
+    about: Row = machine() | (gpu.ask(gpu_described) if load_arch(root, given.arch).gpu else {})
+    show_machine(about)
     every, text = _declared(given, root / "all")
     wanted = [entry for entry in every[given.first :] if entry.name not in kept.rows]
     if wanted:
@@ -208,20 +208,13 @@ def ran(given: argparse.Namespace, root: Path) -> Row:
         kernels, failures, secs = tuned(root, given.arch, given.jobs)
         kept.add_tuning(len(wanted), secs)
         print(f"{len(wanted)} operators built in {secs:.0f} s, {secs / len(wanted):.2f} s each", flush=True)
-        compare(wanted, kernels, failures, kept, Limits(start + given.secs, given.rounds))
-    found = summed_up(list(kept.rows.values()), every)
+        compare(wanted, kernels, failures, kept, Comparing(gpu, start + given.secs, given.rounds))
+    found = summed_up(list(kept.rows.values()), every, gpu)
+    gpu.close()
     count, tuning_secs = sum(count for count, _ in kept.tunings), sum(secs for _, secs in kept.tunings)
     tuning = f"{count} operators tuned in {tuning_secs:.0f} s, {tuning_secs / max(1, count):.2f} s each"
     print(f"\n{tuning}; this run took {time.perf_counter() - start:.0f} s")
     return {"machine": about, "asked": asked, "tuned": count, "tuning_secs": tuning_secs, **found}
-
-
-def _described(root: Path, arch: str) -> Row:
-    gpu = OwnProcess()
-    about: Row = machine() | (gpu.ask(gpu_described) if load_arch(root, arch).gpu else {})
-    gpu.close()
-    show_machine(about)
-    return about
 
 
 def _declared(given: argparse.Namespace, folder: Path) -> tuple[list[Entry], Callable[[Collection[str]], str]]:
@@ -244,14 +237,14 @@ def _declared(given: argparse.Namespace, folder: Path) -> tuple[list[Entry], Cal
     return [Entry(folder, workload, arch) for workload in declare(folder).workloads], text
 
 
-def summed_up(rows: Sequence[Row], entries: Sequence[Entry]) -> Row:
+def summed_up(rows: Sequence[Row], entries: Sequence[Entry], gpu: OwnProcess) -> Row:
     """Print what all rows come to; return it with them."""
     tables = {protocol: by_rule(rows, lambda row, protocol=protocol: ratio_of(row, protocol)) for protocol in PROTOCOLS}
     for protocol, table in tables.items():
         show(f"torch's best by ours, {protocol} (above 1: ours is faster)", table)
     first = by_rule(rows, lambda row: row.get("first_share"))
     show("First choice of the model, as a share of the best of --top-k", first)
-    show(f"Worst {WORST}, and what their time model says", worst(rows, entries))
+    show(f"Worst {WORST}, and what their time model says", worst(rows, entries, gpu))
     failed = [{"entry": row["entry"], "failure": row["failure"]} for row in rows if "failure" in row]
     if failed:
         show("Failed", failed)

@@ -28,6 +28,7 @@ from kerneldecl.declare.select import select
 from kerneldecl.planning.workspace import FILE, workspace_of
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.stages.session import Options
+from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import TuneResult
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,6 +91,17 @@ def compared(given: argparse.Namespace, folder: Path, kept: KeptRows) -> None:
             print(f"{name}: {reason}", flush=True)
 
 
+def of_stores(folders: Sequence[Path]) -> list[Row]:
+    """Return a row of each tuning that two stores have, such as those of two machines: of one key, and so of the same candidates."""
+    first, second = ({record.key: record for record in LocalStore(folder.resolve()).all("tune", is_local=False)} for folder in folders)
+    both = [(TuneResult(key, first[key].result), TuneResult(key, second[key].result)) for key in sorted(first.keys() & second.keys())]
+    print(f"{len(first)} and {len(second)} tunings, {len(both)} of them of the same keys", flush=True)
+    gpus = [" and ".join(each.measured_on.get("gpu", "unknown") for each in pair) for pair in both]
+    return [
+        {"entry": one.symbol, "gpus": which, **verdict(one.trials, other.trials)} for (one, other), which in zip(both, gpus, strict=True)
+    ]
+
+
 def _shown(rows: Sequence[Row]) -> list[Row]:
     others = [row for row in rows if row["verdict"] == OTHER]
     return [
@@ -116,6 +128,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=20, help="candidates of random operators that are built and timed")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="keep rows here, and count those of earlier runs as well")
+    parser.add_argument("--stores", type=Path, nargs=2, metavar="CACHE", help="tune nothing: compare the records of two folders cache/")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--folder", type=Path, help="folder of the workspaces, which must be new; default: a temporary folder")
     given = parser.parse_args()
@@ -126,9 +139,12 @@ def main() -> None:
         sys.exit(str(error))
     about = machine()
     show_machine(about)
-    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="repeat-") as folder:
-        compared(given, Path(folder).resolve(), kept)
-    rows = list(kept.rows.values())
+    if given.stores:
+        rows = of_stores(given.stores)
+    else:
+        with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="repeat-") as folder:
+            compared(given, Path(folder).resolve(), kept)
+        rows = list(kept.rows.values())
     total = summary(rows)
     show("Two tunings of the same entries", [total])
     if others := _shown(rows):

@@ -67,14 +67,14 @@ def slices(spans: Sequence[Span], begin: float, end: float, jobs: int) -> list[R
     return rows
 
 
-def built(root: Path, jobs: int) -> tuple[RecordingRunner, float, float, dict[str, str], list[Row]]:
+def built(root: Path, jobs: int, nice: int) -> tuple[RecordingRunner, float, float, dict[str, str], list[Row]]:
     """Build the workspace; return the runner, when the build began and ended, what failed, and when each entry was done."""
     made: list[RecordingRunner] = []
     done: list[Row] = []
     threads = detect().the_cpu.cores
 
     def runner() -> RecordingRunner:
-        made.append(RecordingRunner(jobs, threads))
+        made.append(RecordingRunner(jobs, threads, nice=nice))
         return made[-1]
 
     begin = time.perf_counter()
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--arch", default="h200", help="an arch of this machine's GPU, or host for its CPU")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
+    parser.add_argument("--nice", type=int, default=0, help="what is added to the niceness of the processes that compile")
     parser.add_argument("--json", type=Path, help="write the results, every span among them, to this file")
     parser.add_argument("--folder", type=Path, help="folder of the workspace, which should be new; default: a temporary folder")
     given = parser.parse_args()
@@ -107,7 +108,7 @@ def main() -> None:
         (root / "workloads.toml").write_text(toml_of(operators, given.arch, given.top_k), encoding="utf-8")
         about = machine()
         show_machine(about)
-        runner, begin, end, failures, done = built(root, given.jobs)
+        runner, begin, end, failures, done = built(root, given.jobs, given.nice)
     spans, tuned = runner.spans, len(done)
     count = max(1, tuned)
     took = end - begin

@@ -5,6 +5,7 @@ Knows nothing of what the requests are for.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -34,13 +35,19 @@ class Span(NamedTuple):
 class RecordingRunner(LocalRunner):
     """A `LocalRunner` that keeps a span of each request."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, nice: int = 0, **named: Any) -> None:
+        """`nice` is added to the niceness of the processes that compile."""
         super().__init__(*given, **named)
+        self._nice = nice
         self.spans: list[Span] = []
         self._numbers: dict[int, int] = {}
         self._noting = threading.Lock()
 
     def _answer(self, worker: Worker, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        if self._nice and "device" not in request:
+            worker.start()
+            if process := worker._process:  # noqa: SLF001  what a compiler starts is as nice as its worker
+                os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
         begin = time.perf_counter()
         try:
             return super()._answer(worker, request, limit_secs)

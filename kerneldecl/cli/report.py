@@ -149,6 +149,7 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
         "flops": lowered.json["flops"],
         "least_bytes": lowered.json["least_bytes"],
         "provenance": tuned.provenance,
+        "measured_on": tuned.measured_on,
         "candidates": [_candidate_json(trial, roofline, chosen_by) for trial in tuned.trials],
     }
 

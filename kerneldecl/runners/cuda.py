@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kerneldecl.hardware.cuda_driver import read_gpus
@@ -28,7 +30,8 @@ __all__ = ["confirm", "is_there", "measured_peaks", "prepare", "prepare_next", "
 _COPY_BYTES = 1 << 29
 
 
-_BUSY: dict[str, float] = {"until": 0.0}
+_BUSY: dict[str, float] = {"since": 0.0, "until": 0.0}
+"""When the GPU began to work without a pause after which its clocks fall, and when it ended."""
 _CONDITIONS: dict[str, dict[str, Any]] = {}
 """The GPU's clocks, temperature and power before and after the current workload's race."""
 
@@ -55,7 +58,9 @@ def prepare_next(spec: WorkloadSpec) -> dict[str, Any]:
 
 def verify(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     """Return the verdict on a kernel, and the seconds that it took with cold caches."""
-    return _verified(_RESIDENT.of(spec), library, symbol)
+    on_gpu = _RESIDENT.of(spec)
+    with _busy():
+        return _verified(on_gpu, library, symbol)
 
 
 def confirm(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
@@ -75,16 +80,29 @@ def _verified(on_gpu: OnGpu, library: str, symbol: str) -> dict[str, Any]:
     return {**verdict, "secs": min(kernel.secs)}  # the first launch loads code, which shows in a short one
 
 
+@contextmanager
+def _busy() -> Iterator[None]:
+    """Note that the GPU works: verifying 20 candidates raises its clocks as well as doing nothing of use does."""
+    begin = time.monotonic()
+    if begin - _BUSY["until"] > IDLE_SECS:
+        _BUSY["since"] = begin
+    try:
+        yield
+    finally:
+        _BUSY["until"] = time.monotonic()
+
+
 def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int, protocol: Protocol = "cool") -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of up to `calls` launches in one graph."""
     on_gpu = _RESIDENT.of(spec)
     kernel = on_gpu.loaded(library, symbol)
-    if time.monotonic() - _BUSY["until"] > IDLE_SECS:
-        on_gpu.warm()
+    if time.monotonic() - _BUSY["until"] > IDLE_SECS or _BUSY["until"] - _BUSY["since"] < WARM_SECS:
+        with _busy():
+            on_gpu.warm()
     if "before" not in _CONDITIONS:
         _CONDITIONS["before"] = nvml.conditions(_uuid())
-    found = [sample_secs(on_gpu, kernel, calls, protocol) for _ in range(samples)]
-    _BUSY["until"] = time.monotonic()
+    with _busy():
+        found = [sample_secs(on_gpu, kernel, calls, protocol) for _ in range(samples)]
     if protocol == "steady":
         _CONDITIONS["steady"] = nvml.conditions(_uuid())
     return {"samples": found}

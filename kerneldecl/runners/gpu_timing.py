@@ -18,10 +18,10 @@ from kerneldecl.timing import Protocol
 
 IDLE_SECS = 0.05
 """Time without a launch after which the GPU is warmed up again."""
-BURST_SECS = 0.02
-"""Time of the replays, back to back, of which the last is a steady sample."""
+BURST_SECS, HOT_BURST_SECS = 0.02, 0.005
+"""Time of the replays, back to back, of which the last is a steady sample; of a sample that follows one of the same kernel at once."""
 HEAT_SECS, MOST_HEAT_SECS, IS_STEADY = 0.05, 0.5, 0.005
-"""Time of the replays of which the last tells the clock; most of it altogether; difference of two such times that is none."""
+"""Time of the replays of which first and last tell the clock; most of it altogether; difference of two such times that is none."""
 LEAST_SECS = 1e-9
 """Time of a kernel that takes less than its neighbour's time varies by: behind one that lets it start early, all of it may be hidden."""
 _LAST: dict[str, float] = {}
@@ -43,31 +43,34 @@ def _cool(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
 def _steady(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
     """Take the last of replays without rests. Where another kernel or none ran before, the GPU takes on the kernel's own clock first."""
     graph = on_gpu.graph(kernel, count)
-    if time.monotonic() - _LAST.get(kernel.library, -math.inf) > IDLE_SECS:
+    is_hot = time.monotonic() - _LAST.get(kernel.library, -math.inf) < IDLE_SECS
+    if not is_hot:
         _heat(on_gpu, graph)
-    secs = _burst(on_gpu, graph, BURST_SECS)
+    _, secs = _burst(on_gpu, graph, HOT_BURST_SECS if is_hot else BURST_SECS)
     _LAST.clear()
     _LAST[kernel.library] = time.monotonic()
     return secs / count
 
 
 def _heat(on_gpu: OnGpu, graph: Graph) -> None:
-    end, secs = time.monotonic() + MOST_HEAT_SECS, math.inf
+    """Replay a graph until two replays as far apart as `HEAT_SECS` take as long: the first two already where no power limits the clock."""
+    end, before = time.monotonic() + MOST_HEAT_SECS, math.inf
     while time.monotonic() < end:
-        before, secs = secs, _burst(on_gpu, graph, HEAT_SECS)
-        if abs(secs / before - 1) < IS_STEADY:
+        first, last = _burst(on_gpu, graph, HEAT_SECS, least=1)
+        if any(abs(last / earlier - 1) < IS_STEADY for earlier in (first, before)):
             return
+        before = last
 
 
-def _burst(on_gpu: OnGpu, graph: Graph, secs: float) -> float:
-    """Replay a graph for about so long without waiting for it, and return the seconds of the last replay."""
+def _burst(on_gpu: OnGpu, graph: Graph, secs: float, least: int = 0) -> tuple[float, float]:
+    """Replay a graph for about so long, `least` times after the first; return the seconds of the first and of the last replay."""
     flush = on_gpu.flush if on_gpu.reuses_l2 else lambda: None
     flush()
     once = graph.run()
-    for _ in range(int(secs / once)):
+    for _ in range(max(least, int(secs / once))):
         flush()
         graph.start()
-    return graph.finished()
+    return once, graph.finished()
 
 
 def _behind(neighbour: Callable[[], None], on_gpu: OnGpu, kernel: Loaded, count: int) -> float:

@@ -69,12 +69,8 @@ def _tune_on_device(session: Session, entries: Sequence[EntryPlan], folder: Path
 
         def measure(place: int, following: int | None, runner: Runner) -> None:
             entry = entries[place]
-            with concluding.one_at_a_time:
-                if session.is_over or (may_leave and was_tuned_elsewhere(session, entry)):
-                    return
-                if may_leave and is_left_to_another(session, entry):
-                    left.append(entry)
-                    return
+            if session.is_over or (may_leave and concluding.is_done_elsewhere(entry, left)):
+                return
             session.report(Begun(entry.entry, ahead.tasks[place].lowered.computation))
             prefetched, next_task = ahead.of(place), None if following is None else ahead.tasks[following]
             outcome = tune(ahead.tasks[place], runner, session.workspace.store, reporter(session, entry), prefetched, next_task)
@@ -131,8 +127,8 @@ class _Concluding:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.one_at_a_time = threading.RLock()
-        """Held by who changes the session or exchanges with others."""
+        self.one_at_a_time = threading.Lock()
+        """Held by who ends an entry or exchanges with others. No device waits for it where there is no shared cache."""
         self.threads = ThreadPoolExecutor(1, "conclude")
         self.waiting: list[Future[None]] = []
         self.is_stopped = False
@@ -148,6 +144,18 @@ class _Concluding:
             return
         self.raise_errors()
         self.waiting.append(self.threads.submit(self._end, entry, task, outcome, device))
+
+    def is_done_elsewhere(self, entry: EntryPlan, left: list[EntryPlan]) -> bool:
+        """Say whether another machine has tuned an entry, or says that it does: then it is added to what is `left` to others."""
+        if self._session.workspace.shared is None:
+            return False
+        with self.one_at_a_time:
+            if was_tuned_elsewhere(self._session, entry):
+                return True
+            if is_left_to_another(self._session, entry):
+                left.append(entry)
+                return True
+        return False
 
     def raise_errors(self) -> None:
         """Raise the error of an entry that could not be ended."""

@@ -280,5 +280,12 @@ class TuneResult:
         return str(self.json.get("tensor_cores", ""))
 
     @property
+    def measured_on(self) -> Json:
+        """Which GPU of the machine has measured it: `gpu` and `pci`; nothing where that is not known."""
+        conditions = self.json.get("conditions")
+        found = conditions.get("measured_on") if isinstance(conditions, dict) else None
+        return {name: value for name, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+
+    @property
     def provenance(self) -> Json:
         return self.json["provenance"]  # type: ignore[no-any-return]

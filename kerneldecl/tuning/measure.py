@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,8 @@ from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner
 
 SPILLING_SECS = 1.0
 """Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""
+KEPT_AT_ONCE = 16
+"""Records that are written side by side: each waits milliseconds for the disk, and the device waits for all."""
 FINALIST_SAMPLES, LEAST_SAMPLES = 5, 3
 """Samples of a finalist under each protocol that has not chosen it; of one that takes longer than a round of a race."""
 
@@ -85,8 +88,9 @@ def measure(
     before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
     first = {trial.code_digest: trial for trial in reversed(built) if trial.code_digest and before[trial.code_digest] is None}
     done = {trial.code_digest: trial for trial in timed(task, list(first.values())[::-1], preparation, runner, on_progress)}
-    for trial in done.values():
-        _keep(task, trial, store)
+    with ThreadPoolExecutor(KEPT_AT_ONCE, "keep") as pool:
+        for _ in pool.map(lambda trial: _keep(task, trial, store), done.values()):
+            pass
     return [_with_result(trial, done.get(trial.code_digest) or before.get(trial.code_digest)) for trial in built]
 
 

@@ -51,7 +51,7 @@ def test_tuned_kernels_are_measured_linked_and_right(tmp_path: Path) -> None:
         result = json.loads(path.read_text(encoding="utf-8"))["result"]
         assert result["is_measured"]
         assert result["provenance"]["gpu"] == "NVIDIA H200"
-        assert set(result["conditions"]) == {"before", "steady", "after"}
+        assert set(result["conditions"]) == {"before", "steady", "after", "measured_on"}
         winner = result["trials"][0]
         assert winner["registers"] > 0
         assert 1e-7 < result["run_secs"] < 1e-3

@@ -133,6 +133,11 @@ def test_measured_peaks_and_conditions_of_the_gpu(built: Any, measure: Any) -> N
     found = measure("measured_peaks")
     assert 0.7 < found["dram_bytes_per_s"] / H200.the_gpu.dram_bytes_per_s < 1.0
     assert found["device"]["gpu"] == H200.model
+    names = {gpu.short_uuid: gpu for gpu in gpus_of(H200.model)}
+    found_gpu = names[found["conditions"]["measured_on"]["gpu"]]
+    assert found["conditions"]["measured_on"]["pci"] == found_gpu.pci
+    assert len(found_gpu.short_uuid) == len("GPU-01234567") < len(found_gpu.uuid), "the whole is a serial number"
+    assert measure("is_there") == {}
     if found["conditions"]["after"]:
         assert found["conditions"]["before"]["sm_clock_hz"] > 1e8
 

@@ -168,7 +168,7 @@ def compare(job: Job) -> Row:
             failures[name] = first_line(error)
     laps.append(time.perf_counter())
     samples = interleaved(replays, job.rounds)
-    judged = [name for name in replays if name == "best" or name.startswith("torch ")]
+    judged = [name for name in replays if name in {"best", "dlight"} or name.startswith("torch ")]
     secs = {name: median(samples[name]) for name in judged}
     protocols = _by_protocol({name: replays[name] for name in judged}, secs, calls, arguments)
     laps.append(time.perf_counter())

@@ -33,6 +33,7 @@ def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]
     return [
         figure("table, of default dlight: slowest", 1.0, min, each(published, dlight_ratio)),
         figure("table, of default dlight: geometric mean", 4.0, geometric_mean, each(published, dlight_ratio)),
+        figure("table, steady, of default dlight: geometric mean", 4.1, geometric_mean, each(published, _steady_dlight_ratio)),
         figure("memory bound, over 64 MB: of torch's addition", 0.92, min, each(large, bandwidth_share)),
         figure("memory bound, up to 64 MB: of torch", 1.0, min, each(small, torch_ratio)),
         figure("table without large float16 GEMM, of the vendor: geometric mean", 1.2, geometric_mean, each(vendor, torch_ratio)),
@@ -72,15 +73,19 @@ def dlight_ratio(row: Row) -> float | None:
     return found and found["ratio"]
 
 
+def _steady_dlight_ratio(row: Row) -> float | None:
+    return protocol_ratio(row, "steady", "dlight")
+
+
 def torch_ratio(row: Row) -> float | None:
     """Return the ratio to torch's fastest baseline."""
     return min((rival["ratio"] for name, rival in row["rivals"].items() if name.startswith("torch ")), default=None)
 
 
-def protocol_ratio(row: Row, protocol: str) -> float | None:
-    """Return the ratio to torch's fastest baseline under a protocol of `kerneldecl.timing`; None where that was not measured."""
+def protocol_ratio(row: Row, protocol: str, rival: str = "torch") -> float | None:
+    """Return the ratio to the fastest baseline of torch, or of another rival, under a protocol; None where that was not measured."""
     secs = row.get("protocols", {}).get(protocol, {})
-    return min((theirs / secs["best"] for name, theirs in secs.items() if name != "best"), default=None)
+    return min((theirs / secs["best"] for name, theirs in secs.items() if name.startswith(rival)), default=None)
 
 
 def isolated_figures(rows: Sequence[Row]) -> list[dict[str, Any]]:

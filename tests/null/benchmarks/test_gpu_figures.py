@@ -31,12 +31,18 @@ def test_one_entry_slower_than_the_default_misses_the_goal_whatever_the_mean() -
     rows = [row("a", "softmax", dlight=0.9), row("b", "softmax", dlight=40.0)]
     assert found(rows, "dlight: slowest")["verdict"] == "MISSED"
     assert found(rows, "dlight: slowest")["worst"] == "a 0.9"
-    mean = found(rows, "dlight: geometric mean")
+    mean = found(rows, "table, of default dlight: geometric mean")
     assert (mean["reached"], mean["verdict"]) == (6.0, "reached")
 
 
 def test_the_table_has_the_published_entries() -> None:
     assert found([row("a", "softmax", dlight=0.5, tags=())], "dlight: slowest")["verdict"] == "not measured"
+
+
+def test_the_steady_figure_of_the_default_schedules_is_of_each_by_itself() -> None:
+    steady = {"steady": {"best": 1.0, "dlight": 4.0, "torch one": 0.5}, "cool": {"best": 1.0, "dlight": 9.0}}
+    figure = found([row("a", "softmax", protocols=steady), row("b", "softmax")], "steady, of default dlight")
+    assert (figure["reached"], figure["entries"]) == (4.0, "1 of 2")
 
 
 def test_large_kernels_are_judged_by_bandwidth_and_small_ones_by_torch() -> None:

@@ -23,10 +23,12 @@ from support.fakes import Answer, FakeLinker, FakeRunner
 from support.spaces import Space
 
 from kerneldecl import api, flow
+from kerneldecl.cli.report import show_json
 from kerneldecl.errors import LostGpuError, StaleError, ToolchainError
 from kerneldecl.hardware import gpu_lock
 from kerneldecl.runners import local
 from kerneldecl.stages.session import Options, Session
+from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.events import Event, Note
 from kerneldecl.tuning.side_by_side import Line, measure_side_by_side
 
@@ -45,6 +47,10 @@ class Machine:
         """Where processes wait for each other with their first data."""
         self.lost_at: dict[str, int] = {}
         self.peaks: dict[str, Answer] = {}
+        self.interrupted_at = ""
+        """The action at which the user interrupts; nothing is answered then until it may go on."""
+        self.go_on = threading.Event()
+        self._interrupting = threading.Lock()
 
     def computations(self, uuid: str, action: str) -> set[str]:
         return {computation for asked, did, computation in self.asked if (asked, did) == (uuid, action)}
@@ -58,6 +64,10 @@ class Machine:
     def _answer(self, uuid: str, answered: Any, before: list[str], request: Mapping[str, Any], limit_secs: float) -> Answer:
         self.asked.append((uuid, request["action"], request.get("spec", {}).get("computation", "")))
         before.append(request["action"])
+        if request["action"] == self.interrupted_at and not self.go_on.is_set():
+            if self._interrupting.acquire(blocking=False):
+                _thread.interrupt_main()  # once: a second one would end the test itself
+            assert self.go_on.wait(WAIT_SECS)
         if len(before) > self.lost_at.get(uuid, sys.maxsize):
             return {"failure": LOST}
         if request["action"] == "prepare" and self.meeting and before.count("prepare") == 1:
@@ -114,7 +124,10 @@ def test_the_record_says_which_gpu_it_was_and_no_key_does(gpus: Space, machine: 
     machine.peaks = {gpu.uuid: {**state, "conditions": {"measured_on": {"gpu": gpu.short_uuid}}} for gpu in (FIRST, SECOND)}
     done = build(gpus)
     tuned = [entry.tuned for entry in done.plan.entries if entry.tuned]
-    assert {each.json["conditions"]["measured_on"]["gpu"] for each in tuned} == {"GPU-00000001", "GPU-00000002"}
+    assert {each.measured_on["gpu"] for each in tuned} == {"GPU-00000001", "GPU-00000002"}
+    assert show_json(done.plan.entries[0])["measured_on"]["gpu"] in {"GPU-00000001", "GPU-00000002"}
+    odd = [{"conditions": 5}, {"conditions": {"measured_on": "x"}}, {"conditions": {"measured_on": {"gpu": 1}}}, {}]
+    assert [TuneResult(tuned[0].key, {**tuned[0].json, "conditions": None, **each}).measured_on for each in odd] == [{}] * 4
     assert not any("GPU-0000" in entry.action("tune").manifest for entry in done.plan.entries)
 
 
@@ -137,6 +150,19 @@ def test_without_any_gpu_left_the_build_ends_and_keeps_what_is_done(gpus: Space,
     with pytest.raises(ToolchainError, match="no longer answers"):
         build(gpus)
     machine.lost_at = {}
+    assert not build(gpus).failures
+
+
+def test_after_an_interrupt_nothing_is_kept_of_what_was_being_measured(gpus: Space, machine: Machine) -> None:
+    machine.interrupted_at = "verify"
+    with pytest.raises(KeyboardInterrupt):
+        build(gpus)
+    machine.go_on.set()  # a real process would have been killed
+    for thread in threading.enumerate():
+        if thread.name.startswith(("measure", "conclude")):
+            thread.join(WAIT_SECS)
+    assert not list((gpus.root / "cache/record/tune").glob("*.json"))
+    machine.interrupted_at = ""
     assert not build(gpus).failures
 
 

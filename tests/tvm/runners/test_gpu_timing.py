@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kerneldecl.errors import ToolchainError
-from kerneldecl.runners import gpu_timing, neighbours
+from kerneldecl.runners import cuda, gpu_timing, neighbours
 from kerneldecl.runners.gpu_arguments import Loaded
 from kerneldecl.runners.neighbours import BEFORE, EARLY_COPY
 from kerneldecl.timing import PROTOCOLS
@@ -124,6 +124,12 @@ def test_a_steady_sample_is_at_the_clock_that_the_kernel_comes_to(gpu: FakeGpu) 
     assert gpu.clock.now - again > gpu_timing.HEAT_SECS, "another kernel came in between"
 
 
+def test_a_kernel_that_no_power_limits_is_steady_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "slowdown", property(lambda _: 1.0))
+    sampled(gpu, "steady")
+    assert gpu.clock.now < gpu_timing.HEAT_SECS + 2 * gpu_timing.BURST_SECS
+
+
 def test_heat_ends_where_the_clock_never_settles(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "slowdown", property(lambda clock: 1.0 + clock.busy))
     sampled(gpu, "steady")
@@ -152,6 +158,62 @@ def test_l2_is_flushed_between_replays_where_arguments_would_be_found_in_it(gpu:
 def test_every_protocol_of_a_gpu_has_its_sampler_and_neighbour() -> None:
     assert set(gpu_timing._SAMPLERS) == set(PROTOCOLS["cuda"])
     assert {"isolated": neighbours.foreign, "chained": neighbours.own} == BEFORE
+
+
+class Process:
+    """A measuring process whose GPU only counts how often it is warmed up."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.warmed = clock, 0
+        self.busy_secs = 0.0
+        """What the next request takes."""
+
+    def warm(self) -> None:
+        self.warmed += 1
+        self.clock.work(cuda.WARM_SECS)
+
+    def loaded(self, *_: str) -> None:
+        pass
+
+    def take(self, *_: object) -> float:
+        self.clock.work(self.busy_secs)
+        return 1e-6
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    made = Process(Clock(now=1000.0))
+    monkeypatch.setattr(cuda, "time", made.clock)
+    monkeypatch.setattr(cuda, "_BUSY", {"since": 0.0, "until": 0.0})
+    monkeypatch.setattr(cuda, "_CONDITIONS", {"before": {}})
+    monkeypatch.setattr(cuda._RESIDENT, "of", lambda _: made)
+    monkeypatch.setattr(cuda, "sample_secs", made.take)
+    monkeypatch.setattr(cuda, "_verified", lambda *given: {"secs": made.take(*given)})
+    return made
+
+
+def requested(process: Process, action: Callable[..., Any], busy_secs: float, idle_secs: float = 0.0, **count: int) -> int:
+    """Ask the process for something after a pause; return how often the GPU was warmed up so far."""
+    process.clock.now += idle_secs
+    process.busy_secs = busy_secs
+    action({}, "a.so", "kd_main", **count)
+    return process.warmed
+
+
+def test_an_idle_gpu_is_warmed_up_before_it_is_timed_and_one_that_works_is_not(process: Process) -> None:
+    sample = {"calls": 1, "samples": 1}
+    assert requested(process, cuda.sample, 0.001, **sample) == 1
+    assert requested(process, cuda.sample, 0.001, idle_secs=0.01, **sample) == 1
+    assert requested(process, cuda.sample, 0.001, idle_secs=1.0, **sample) == 2
+
+
+def test_verifying_warms_a_gpu_up_if_it_takes_long_enough(process: Process) -> None:
+    sample = {"calls": 1, "samples": 1}
+    requested(process, cuda.verify, 0.03)
+    assert requested(process, cuda.sample, 0.001, **sample) == 1, "one candidate is verified too fast for that"
+    for idle_secs in (1.0, 0.01, 0.01, 0.01):
+        requested(process, cuda.verify, 0.03, idle_secs=idle_secs)
+    assert requested(process, cuda.sample, 0.001, **sample) == 1
 
 
 def has_ptxas() -> bool:

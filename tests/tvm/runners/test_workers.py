@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,13 @@ from typing import Any
 
 import psutil
 import pytest
+from support.fake_gpus import MODEL, fake_gpu
 from support.spaces import REAL, Space, clean_environment
 from support.thinned import only
 
 from kerneldecl.compiler.actions import lower
+from kerneldecl.errors import LostGpuError
+from kerneldecl.hardware import gpu_lock
 from kerneldecl.hardware.host import detect
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.runners.process import Worker
@@ -264,3 +268,21 @@ def test_workers_that_are_started_import_tvm_while_nobody_asks_them_and_end_with
     with LocalRunner(3, 1) as runner:
         runner.start(2)
     assert not workers(), "one that has hardly begun ends, too"
+
+
+@pytest.mark.slow
+def test_each_gpus_process_sees_its_own_gpu_alone_and_is_lost_where_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_lock, "_here", lambda: (fake_gpu(1), fake_gpu(2)))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    request = {"action": "is_there", "device": "cuda", "model": MODEL}
+    with LocalRunner(1, 1) as runner:
+        both = runner.side_by_side(MODEL, 2)
+        assert len(both) == 2
+        assert runner.side_by_side(MODEL, 2) == both, "GPUs are locked once"
+        for number, each in enumerate(both, start=1):
+            with pytest.raises(LostGpuError, match=f"^{MODEL} GPU-0000000{number} at 0000:0{number}:00.0 no longer answers: "):
+                each.measure(request, 60.0)
+        seen = [process.environ().get("CUDA_VISIBLE_DEVICES") for process in psutil.Process().children()]
+        assert {fake_gpu(1).uuid, fake_gpu(2).uuid} <= set(seen)
