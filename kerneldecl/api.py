@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,12 +114,7 @@ def run_build(
         limits = workspace.declaration.limits
         return LocalRunner(options.jobs or here, threads, lambda text: report(Note(text)), heard, limits)
 
-    @contextlib.contextmanager
-    def cluster() -> Iterator[Runner]:
-        with local() as here, cluster_runner(workspace, options, here, report, heard) as runner:
-            yield runner
-
-    started = runners or (cluster if options.scheduler else local)
+    started = runners or _runners(workspace, options, local, report, heard)
     with in_use(workspace.cache), _shared_store(workspace, report) as shared:
         done = flow.build(dataclasses.replace(workspace, shared=shared), options, started, linkers, report)
         for store in done.imports.values():
@@ -144,6 +139,23 @@ def _leave(workspace: Workspace, done: Session, printed: str, report: Report) ->
         write_whole(workspace.cache / PRINTED, printed[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses and not workspace.is_overridden:
         note_complete(done)
+
+
+def _runners(workspace: Workspace, options: Options, local: Callable[[], LocalRunner], report: Report, heard: Heard) -> Runners:
+    """Return what starts the runner that the options name."""
+
+    @contextlib.contextmanager
+    def elsewhere() -> Iterator[Runner]:
+        with local() as here:
+            if options.rpc:
+                from kerneldecl.cluster.boards import BoardRunner  # few builds have any
+
+                yield BoardRunner(options.rpc, here, LocalStore(workspace.cache))
+                return
+            with cluster_runner(workspace, options, here, report, heard) as runner:
+                yield runner
+
+    return elsewhere if options.rpc or options.scheduler else local
 
 
 def cluster_runner(workspace: Workspace, options: Options, here: Runner, report: Report, heard: Heard) -> ClusterRunner:

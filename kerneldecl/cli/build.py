@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _BUILD_FLAGS = (
     *("policy", "retune", "reverify", "locked", "no_measure", "require_measured"),
-    *("cache", "events", "scheduler", "as_json"),
+    *("cache", "events", "scheduler", "rpc", "as_json"),
 )
 """Options with which a build is never cut short by the quick plan."""
 
@@ -58,6 +58,7 @@ _BUILD_FLAGS = (
     help="Write every event to FILE as it comes, as JSON lines.",
 )
 @click.option("--scheduler", metavar="ADDRESS", help="Compile and measure on the workers of this Dask scheduler: tcp://HOST:8786.")
+@click.option("--rpc", metavar="HOST:PORT/KEY", help="Measure for declared archs on boards behind a tracker of TVM's RPC.")
 @click.option(
     "--patience",
     type=click.FloatRange(min=0),
@@ -115,6 +116,8 @@ def _asked(options: Mapping[str, Any]) -> Options:
         raise click.UsageError(f"{again} measures again, which goes with neither --locked nor --no-measure: leave out {other}")
     if options["no_measure"] and options["require_measured"]:
         raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
+    if options["scheduler"] and options["rpc"]:
+        raise click.UsageError("--scheduler and --rpc both say where to measure: give one of them")
     return Options(
         keep_going=options["keep_going"],
         jobs=options["jobs"],
@@ -124,6 +127,7 @@ def _asked(options: Mapping[str, Any]) -> Options:
         require_measured=options["require_measured"],
         require_all=options["require_all"],
         scheduler=options["scheduler"] or "",
+        rpc=options["rpc"] or "",
         patience_secs=options["patience"],
         overwrite=options["overwrite"],
     )

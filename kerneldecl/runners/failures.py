@@ -12,7 +12,7 @@ OUT_OF_MEMORY = "out of memory"
 _OWN_SIGNALS = "SEGV|ABRT|FPE|ILL|BUS|TRAP|SYS"
 _SHORT_OF_MEMORY = re.compile(r"MemoryError|bad_alloc|out of memory|cannot allocate memory|OUT_OF_MEMORY", re.IGNORECASE)
 _KILLED = rf"its process was killed by SIG(?!(?:{_OWN_SIGNALS})\b)"
-_BY_MACHINE = re.compile(rf"(?:inputs or reference: )?(?:interrupted$|took more than |{_KILLED})")
+_BY_MACHINE = re.compile(rf"(?:inputs or reference: )?(?:interrupted$|took more than |BoardError: |{_KILLED})")
 _TOOL_KILLED = re.compile(rf"{_KILLED}|terminated with signal 9|Killed signal terminated program|died due to signal 9")
 """How failures speak of a tool that a worker has started: of the tool itself, then as g++, gcc and nvcc do of what they start."""
 

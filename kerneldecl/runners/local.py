@@ -49,7 +49,7 @@ _LIMITED_BY = {
     "sample": "sample_secs",
 }
 """The limit that holds for an action, where the user declares limits."""
-_MEASURED = frozenset({"cpu", "cuda"})
+_MEASURED = frozenset({"cpu", "cuda", "rpc"})
 _OF_WHAT_IS_PREPARED = frozenset({"prepare_next", "verify", "sample"})
 _SHARE_OF_MEMORY = 0.75
 """Of the machine's memory: a process that takes more would have all others starve."""
@@ -84,7 +84,11 @@ class LocalRunner:
         for worker in reversed(self._builders):
             self._idle.put(worker)
         self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores), **aside}
-        alone = {("cpu", ""): self._worker(self._all_cores), ("policy", ""): self._worker(threads)}
+        alone = {
+            ("cpu", ""): self._worker(self._all_cores),
+            ("policy", ""): self._worker(threads),
+            ("rpc", ""): self._worker(self._all_cores),
+        }
         self._measurers = {key: Measurer(worker) for key, worker in alone.items()}
         """The workers that measure, by device and model of GPU, and the one that asks policies."""
         self._gpus: dict[str, tuple[OneGpu, ...]] = {}

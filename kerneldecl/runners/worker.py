@@ -28,6 +28,7 @@ _OTHERS = {
     "export": "kerneldecl.export.actions",
     "model": "kerneldecl.deploy.actions",
     "policy": "kerneldecl.tuning.propose",
+    "rpc": "kerneldecl.runners.rpc",
 }
 """Modules with the actions that measure kernels, export them, run models or ask policies, by `device`; requests to compile name none."""
 

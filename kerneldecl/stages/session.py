@@ -58,6 +58,8 @@ class Options:
     """Processes that compile side by side; None: one a core."""
     scheduler: str = ""
     """Address of the Dask scheduler whose workers compile and measure; empty: this machine does."""
+    rpc: str = ""
+    """HOST:PORT/KEY of the tracker of TVM's RPC whose boards measure for declared archs; empty: this machine does."""
     patience_secs: float = 60.0
     """How long a worker is waited for that lends the wanted device."""
     require_measured: bool = False
