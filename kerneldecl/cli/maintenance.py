@@ -57,12 +57,13 @@ def init(settings: Settings, targets: tuple[str, ...], model: str | None) -> Non
 
     root = settings.root
     written = initialise(root, targets) if model is None else initialise(root, targets, name=model_name(model), entries=False)
+    found = None
     try:
         found = extract_model(model, root) if model is not None else None
-    except BaseException:
-        for path in written[:2]:
-            path.unlink()  # the next try would find a workspace
-        raise
+    finally:
+        if model is not None and found is None:
+            for path in written[:2]:
+                path.unlink()  # the next try would find a workspace
     for path in written:
         print(f"wrote {path.relative_to(root)}")
     if found:

@@ -15,7 +15,7 @@ from support.fakes import Answer, FakeRunner, Request
 from support.repository import REPOSITORY
 from support.spaces import Space
 
-from kerneldecl.stages import conclude, retune, suspect, tune
+from kerneldecl.stages import retune, session, suspect
 from kerneldecl.stages.suspect import BEST
 
 OLD, NEW = {"driver": "570.86", "clocks": "1830/2619 MHz"}, {"driver": "580.95", "clocks": "1830/2619 MHz"}
@@ -51,7 +51,7 @@ def gpu(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
     monkeypatch.setenv("PATH", str(fakes.root / "bin"), prepend=":")
     fakes.edit("workloads.toml", 'arch = "test-cpu"', 'arch = "test-gpu"')
     fakes.edit("workloads.toml", "top_k = 3", "top_k = 4")
-    for stage in (tune, conclude, retune, suspect):
+    for stage in (session, retune, suspect):
         monkeypatch.setattr(stage, "why_not_measured_here", lambda _: "")
     _set(monkeypatch, OLD)
     assert fakes.command("build", runner=OnGpu(OLD)).code == 0
