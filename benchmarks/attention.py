@@ -99,9 +99,9 @@ def raced(entry: Entry, kernels: Sequence[Built], rounds: int, *, in_triton: boo
     asked = (entry.workload.rule, dict(entry.workload.attrs), arguments.sets)
     calls = {f"torch {name}": call for name, call in baselines(*asked).items()}
     if in_triton:
-        from bench_support.gpu.triton_baselines import baselines as in_triton
+        from bench_support.gpu.triton_baselines import baselines as triton_calls
 
-        calls |= in_triton(*asked)
+        calls |= triton_calls(*asked)
     failures = {kernel.label: kernel.failure for kernel in kernels if kernel.failure}
     calls |= {kernel.label: kernel_call(kernel, arguments.sets) for kernel in kernels if not kernel.failure}
     errors, replays = {}, {}
