@@ -88,7 +88,7 @@ SPLIT_K_BYTES_PER_CYCLE = 8.6
 """Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
 WORKSPACE_SECS = 1.5e-6
 """Seconds from the last partial accumulators of split-K with a workspace to the last results, apart from a launch and the bytes: two
-passes through L2. Assumed; 41 kernels of five GEMMs took 0.8 to 1.3 times as long as predicted, 1.04 in the middle (H200, 2026-11)."""
+passes through L2. Assumed; 53 kernels of six GEMMs took 0.8 to 2.0 of the prediction, median 1.08 (H200, 2026-11)."""
 STREAM_K_SECS = 5e-6
 """Seconds that stream-K takes once: the kernel that clears flags, and one more tile to begin and to end. Fitted, as the next two, to 16
 GEMMs of 512 to 8192 rows with 2 to 17 pieces per tile (H200, 2026-11)."""
