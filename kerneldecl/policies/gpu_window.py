@@ -24,6 +24,8 @@ SIDE = (8, 16, 32, 4, 64)
 """Neighbouring vectors of channels in a block."""
 STRIPS = (1, 2, 4, 8)
 """Neighbouring pixels of a thread at most, where channels are no whole vectors."""
+MIN_LINE_THREADS, MAX_LINE_THREADS = 64, 1024
+"""Threads of a block that goes over whole strips of channels as one line, at least and at most."""
 LEAST_ACCESS = 4
 """Bytes of L1's bandwidth that an access of a lane takes at least."""
 MAX_WINDOW = 64
@@ -85,5 +87,17 @@ def _threads(block: Block, column: int) -> Iterator[tuple[int, int, int, int]]:
         yield width, threads, largest_divisor(spatial // channels, max(1, block_threads // threads)), 0
     pixels = [axis.extent for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
     if max(widths) == 1 and pixels:
-        for strip, block_threads in itertools.product({largest_divisor(pixels[-1], most) for most in STRIPS}, THREADS):
-            yield 1, largest_divisor(spatial // strip, block_threads), 0, strip
+        for strip in sorted({largest_divisor(pixels[-1], most) for most in STRIPS}):
+            for threads in _line_threads(channels, spatial // (channels * strip)):
+                yield 1, threads, 0, strip
+
+
+def _line_threads(channels: int, strips: int) -> list[int]:
+    """Return the threads of a block that go over strips and channels as one line: those of whole strips, if that makes two warps.
+
+    With others, each thread divides by the channels where it begins: 17 us against 2.7 for 8 x 28 x 28 x 67, 400 against 355 for
+    26 x 69 x 69 x 421 (H200, 2026-11).
+    """
+    whole = {channels * largest_divisor(strips, most // channels) for most in (*THREADS, MAX_LINE_THREADS) if most >= channels}
+    enough = {threads for threads in whole if threads >= MIN_LINE_THREADS}
+    return sorted(enough or {largest_divisor(strips * channels, most) for most in THREADS})

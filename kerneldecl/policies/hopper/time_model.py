@@ -81,13 +81,14 @@ LARGE_CLUSTERS_PER_UNPLACED = 11
 
 # Split-K and stream-K
 
-SPLIT_K_CTA_SECS = 4.8e-7
-"""Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first. Fitted."""
+SPLIT_K_CTA_SECS = 1.4e-7
+"""Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first: float8 17 x 272 x 9232 took 7.0, 4.6 and 3.9 us
+with 2, 4 and 8 (H200, 2026-11)."""
 SPLIT_K_BYTES_PER_CYCLE = 8.6
 """Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
 WORKSPACE_SECS = 1.5e-6
-"""Seconds from the last partial accumulators of split-K with a workspace to the last results, apart from a launch and the bytes. Assumed:
-latencies of two passes through L2."""
+"""Seconds from the last partial accumulators of split-K with a workspace to the last results, apart from a launch and the bytes: two
+passes through L2. Assumed; 53 kernels of six GEMMs took 0.8 to 2.0 of the prediction, median 1.08 (H200, 2026-11)."""
 STREAM_K_SECS = 5e-6
 """Seconds that stream-K takes once: the kernel that clears flags, and one more tile to begin and to end. Fitted, as the next two, to 16
 GEMMs of 512 to 8192 rows with 2 to 17 pieces per tile (H200, 2026-11)."""
