@@ -27,7 +27,8 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand, why_no_tensor_cores
 from kerneldecl.analysis.params import GemmTcParams, read_params
-from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, MmaIntrinsics
+from kerneldecl.compiler.intrinsics.fragment_loads import LANES, ROWS
+from kerneldecl.compiler.intrinsics.mma import MmaIntrinsics
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
     can_copy_async,
