@@ -5,7 +5,7 @@ Knows nothing of kernels, policies or how fast tensor cores are. These are the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kerneldecl.model import dtype_bytes
@@ -51,6 +51,8 @@ class TensorCoreShape:
     """Compute capability that brought the instruction in this shape."""
     needs_contiguous_k: bool
     """Whether both operands must have k contiguous where the instruction (or ldmatrix before it) reads them."""
+    converted_on: tuple[int, ...] = ()
+    """Major compute capabilities that lack the instruction: the compiler converts operands to float16 and multiplies those."""
 
     def __post_init__(self) -> None:
         m, n, k = self.tile
@@ -83,6 +85,11 @@ def _mma_sync(tile: tuple[int, int, int], first_capability: tuple[int, int], dty
     return TensorCoreShape("mma.sync", dtype, accum_dtypes, tile, (tile[1],), first_capability, needs_contiguous_k=False)
 
 
+def _float8(dtype: str) -> TensorCoreShape:
+    """Return the row of mma.sync for float8. nvcc 13.0 makes F2FP and HMMA of it for sm_90 and sm_100, QMMA for sm_89 and sm_120."""
+    return replace(_mma_sync((16, 8, 32), (8, 9), dtype, "float32"), converted_on=(9, 10))
+
+
 def _wgmma(dtype: str, *accum_dtypes: str, n_choices: tuple[int, ...] = tuple(range(8, 257, 8))) -> TensorCoreShape:
     """Return the row of wgmma.mma_async.m64 with 32 bytes of k.
 
@@ -102,8 +109,8 @@ TABLE = (
     _mma_sync((16, 8, 16), (8, 0), "bfloat16", "float32"),
     _mma_sync((16, 8, 32), (8, 0), "int8", "int32"),
     _mma_sync((16, 8, 32), (8, 0), "uint8", "int32"),
-    _mma_sync((16, 8, 32), (8, 9), "float8_e4m3fn", "float32"),
-    _mma_sync((16, 8, 32), (8, 9), "float8_e5m2", "float32"),
+    _float8("float8_e4m3fn"),
+    _float8("float8_e5m2"),
     _mma_sync((8, 8, 4), (8, 0), "float64", "float64"),
     _mma_sync((16, 8, 8), (7, 5), "float16", "float32", "float16"),
     _mma_sync((8, 8, 16), (7, 5), "int8", "int32"),

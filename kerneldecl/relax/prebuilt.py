@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,8 @@ from kerneldecl.relax.difference import Shape, shape_of
 from kerneldecl.store.keys import symbol
 from kerneldecl.toolchain.versions import PACKAGES, installed
 
+_NAME = re.compile(r"kd\.(?:mma|ldmatrix|clear)\.[\w.+]+")
+"""Names of intrinsics in the text of traces."""
 _IDENTITY = {"llvm": ("kind", "mcpu", "mattr"), "cuda": ("kind", "arch")}
 """Attributes of a target that determine which machines its code runs on, by kind of target."""
 
@@ -96,11 +99,15 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
     return Prebuilt(folder, f"{manifest['name']} {manifest['version']}", _kernels(folder, json.dumps(manifest)))
 
 
-def register_intrinsics() -> None:
-    """Register the intrinsics that kernels' traces name: without them, TVM cannot read `database_intrinsics/`."""
+def register_intrinsics(database: str | Path = "") -> None:
+    """Register the intrinsics that kernels' traces name: without them, TVM cannot read `database_intrinsics/`.
+
+    Given that folder, only those that its traces name: to parse all takes seconds.
+    """
     vector_math.register()
-    mma.register_all()
     int4_dot.register_all()
+    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(database).glob("*.json"))] if database else []
+    mma.register({name for text in texts for name in _NAME.findall(text)} if database else mma.all_names())
 
 
 def _why_not_usable(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:
@@ -142,7 +149,7 @@ def _kernels(folder: Path, text: str) -> tuple[Kernel, ...]:
 def _scheduled(folder: Path, files: Collection[str], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
     present = [name for name in (DATABASE, WITH_INTRINSICS) if f"{name}/{WORKLOADS}" in files]
     if WITH_INTRINSICS in present:
-        register_intrinsics()  # to parse them takes seconds
+        register_intrinsics(folder / WITH_INTRINSICS)
     databases = [JSONDatabase(work_dir=str(folder / name)) for name in present]
     found: dict[str, Kernel] = {}
     for record in (record for database in databases for record in database.get_all_tuning_records()):

@@ -24,7 +24,7 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, why_no_tensor_cores
 from kerneldecl.analysis.params import CONV_TC_MAX_K_TILES, ConvTcParams, read_params
-from kerneldecl.compiler.intrinsics.mma import LANES, ROWS
+from kerneldecl.compiler.intrinsics.fragment_loads import LANES, ROWS
 from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
 from kerneldecl.templates.gpu.conv import normalize_conv, receptive_field
 from kerneldecl.templates.gpu.gemm import inline_sources, read_gemm

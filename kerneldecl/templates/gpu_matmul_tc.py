@@ -27,7 +27,8 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand, why_no_tensor_cores
 from kerneldecl.analysis.params import GemmTcParams, read_params
-from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, MmaIntrinsics
+from kerneldecl.compiler.intrinsics.fragment_loads import LANES, ROWS
+from kerneldecl.compiler.intrinsics.mma import MmaIntrinsics
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
     can_copy_async,
@@ -93,7 +94,8 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch)
         sch.compute_at(copy, k)
         vector = copy_vector(operand, extent * tiles.block_k, tiles.warps * LANES)
         is_whole = size % extent == 0 and gemm.extents[3] % (tiles.block_k * tiles.split_k) == 0
-        if dtype_bytes(operand.dtype) == 1 and not is_whole:
+        is_image = operand is gemm.a and len(gemm.k) > 1  # which may be padded
+        if dtype_bytes(operand.dtype) == 1 and (is_image or not is_whole):
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros, for elements beyond the operand
         asynchronous = asynchronous and can_copy_async(operand, vector)
         distribute_copy(sch, copy, tiles.warps, vector)

@@ -6,15 +6,12 @@ With dynamic shared memory, TVM has such intrinsics for float16 alone, and takes
 first use. An intrinsic multiplies fragments of 16 rows of A, 16 columns of B and 32 bytes of k, whatever the instruction: two m16n8 with
 all of k, four m16n8k8, or eight m8n8k16 or four m8n8k4, whose fragments are parts of the same registers (PTX ISA, "Matrix Fragments").
 Places of elements in operands' fragments are nominal: loads and multiplications alone see them. Those in accumulators are real.
-
-8-bit elements that are not contiguous along k: ldmatrix transposes them in pairs, so that a lane gets two neighbouring rows of A (or
-columns of B) and four values of k of each, which byte permutations take apart. A fragment's first half is then its even rows. The rows of
-k that a matrix consists of are chosen so that they differ modulo 8, hence lie in different banks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import operator
@@ -26,13 +23,9 @@ from typing import Any
 import tvm
 
 from kerneldecl.analysis.tensor_cores import K_BYTES, TABLE, TensorCoreShape, shape_of
+from kerneldecl.compiler.intrinsics.fragment_loads import LANES, ROWS, SIDES, fragment_load, operand_place
 from kerneldecl.model import dtype_bytes
 
-ROWS = 16
-"""Rows of a fragment, and columns of an accumulator fragment: two m16n8 instructions along n."""
-LANES = 32
-WIDE_BYTES = 8
-"""Bytes of elements that ldmatrix does not take."""
 ABBREVIATIONS = {
     "float16": "fp16",
     "bfloat16": "bf16",
@@ -48,8 +41,6 @@ ABBREVIATIONS = {
 
 ORDERS = ("c+ab", "c+ba", "ab+c", "ba+c")
 """Orders in which a multiply-accumulate can be written: accumulator c, operands a and b."""
-_SIDES = {"a": "left", "b": "right"}
-"""Operands in the names of the ldmatrix intrinsics, which stand in recorded traces."""
 
 
 Interleaved = tuple[bool, bool]
@@ -75,33 +66,38 @@ def mma_intrinsics(shape: TensorCoreShape, accum_dtype: str, *, a_k_last: bool, 
     `k_last` says that an operand is contiguous along k; `order`, one of ORDERS, in which order the function adds and multiplies:
     TVM matches expressions as they are written.
     """
-    dtype, letters = shape.dtype, ("n" if a_k_last else "t") + ("t" if b_k_last else "n")
-    interleaved = _interleaved(dtype, letters)
-    found = MmaIntrinsics(
-        load_a=_load_name("a", dtype, k_last=a_k_last),
-        load_b=_load_name("b", dtype, k_last=b_k_last),
-        mma=f"kd.mma.{dtype}.{accum_dtype}.{letters}.{order}" + f".{shape.name}" * (shape != shape_of("mma.sync", dtype)),
-        clear=f"kd.clear.{accum_dtype}" + f".{letters}" * any(interleaved),
-        k=K_BYTES // dtype_bytes(dtype),
-        interleaved=interleaved,
-    )
+    found = _named(shape, accum_dtype, ("n" if a_k_last else "t") + ("t" if b_k_last else "n"), order)
     register((found.load_a, found.load_b, found.mma, found.clear))
     return found
 
 
 def register(names: Iterable[str]) -> None:
-    """Register intrinsics by their names; names of other intrinsics are left alone."""
-    for name in names:
-        if name.startswith("kd.") and tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
+    """Register those intrinsics that are among the names: replaying a trace finds them by name."""
+    for name in dict.fromkeys(names):
+        if name in all_names() and tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
             _register(name)
 
 
-def register_all() -> None:
-    """Register every intrinsic: reading a database replays its traces, which name them."""
-    layouts = (True, False)
-    for shape in (shape for shape in TABLE if shape.unit == "mma.sync"):
-        for accum_dtype, a_k_last, b_k_last, order in itertools.product(shape.accum_dtypes, layouts, layouts, ORDERS):
-            mma_intrinsics(shape, accum_dtype, a_k_last=a_k_last, b_k_last=b_k_last, order=order)
+@functools.cache
+def all_names() -> frozenset[str]:
+    """Return the names of all intrinsics; to register them all takes seconds."""
+    shapes = [(shape, accum_dtype) for shape in TABLE if shape.unit == "mma.sync" for accum_dtype in shape.accum_dtypes]
+    found = [_named(*each, letters, order) for each, letters, order in itertools.product(shapes, ("nn", "nt", "tn", "tt"), ORDERS)]
+    return frozenset(name for each in found for name in (each.load_a, each.load_b, each.mma, each.clear))
+
+
+def _named(shape: TensorCoreShape, accum_dtype: str, letters: str, order: str) -> MmaIntrinsics:
+    """Return the names for a layout in BLAS's letters."""
+    dtype = shape.dtype
+    interleaved = _interleaved(dtype, letters)
+    return MmaIntrinsics(
+        load_a=_load_name("a", dtype, k_last=letters[0] == "n"),
+        load_b=_load_name("b", dtype, k_last=letters[1] == "t"),
+        mma=f"kd.mma.{dtype}.{accum_dtype}.{letters}.{order}" + f".{shape.name}" * (shape != shape_of("mma.sync", dtype)),
+        clear=f"kd.clear.{accum_dtype}" + f".{letters}" * any(interleaved),
+        k=K_BYTES // dtype_bytes(dtype),
+        interleaved=interleaved,
+    )
 
 
 def accumulator_place(row: Any, column: Any, interleaved: Interleaved = (False, False)) -> tuple[Any, Any]:
@@ -115,43 +111,27 @@ def accumulator_place(row: Any, column: Any, interleaved: Interleaved = (False, 
     return 4 * row_lane + column % 8 // 2, 4 * (column // 8) + 2 * row_half + column % 2
 
 
-def operand_place(row: Any, column: Any, dtype: str, *, k_last: bool) -> tuple[Any, Any]:
-    """Return the lane that holds an element of an operand's fragment, and the element's index among the lane's.
-
-    Rows are those of memory: of A's m or B's n where k is last, else of k. Of 64-bit elements, a lane holds one of every eighth row.
-    """
-    if dtype_bytes(dtype) == WIDE_BYTES:
-        spatial, k = (row, column) if k_last else (column, row)
-        return 4 * (spatial % 8) + k, spatial // 8
-    pack = 4 // dtype_bytes(dtype)
-    if pack * 4 == ROWS and not k_last:
-        return 4 * (row % 8) + column // pack, pack * (row // 8) + column % pack
-    return 4 * (row % 8) + column % (4 * pack) // pack, 2 * pack * (column // (4 * pack)) + pack * (row // 8) + column % pack
-
-
 def _interleaved(dtype: str, letters: str) -> Interleaved:
     """Return how accumulators lie for a layout in BLAS's letters: 8-bit elements are loaded in pairs where k is not last."""
     return (dtype_bytes(dtype) == 1 and letters[0] == "t", dtype_bytes(dtype) == 1 and letters[1] == "n")
 
 
 def _load_name(operand: str, dtype: str, *, k_last: bool) -> str:
-    return f"kd.ldmatrix.{_SIDES[operand]}.{dtype}.{'k_last' if k_last else 'k_first'}"
+    return f"kd.ldmatrix.{SIDES[operand]}.{dtype}.{'k_last' if k_last else 'k_first'}"
 
 
 def _register(name: str) -> None:
     with _cheap_stack():
         match name.split("."):
             case [_, "ldmatrix", side, dtype, layout]:
-                described, done = _load(dtype, side, k_last=layout == "k_last")
+                described, done = fragment_load(dtype, side, k_last=layout == "k_last")
             case [_, "mma", dtype, accum_dtype, letters, order, *shape_name]:
                 shape = next(row for row in TABLE if (row.unit, row.dtype) == ("mma.sync", dtype) and shape_name in ([], [row.name]))
                 described = _described_mma(dtype, accum_dtype, order, letters)
                 done = _mma(shape, accum_dtype)
-            case [_, "clear", accum_dtype, *letters]:
+            case [_, _, accum_dtype, *letters]:
                 # Letters stand only where operands have 8 bits.
                 described, done = _clear(accum_dtype, _interleaved("int8", letters[0]) if letters else (False, False))
-            case _:
-                return
     tvm.s_tir.TensorIntrin.register(name, described, done)
 
 
@@ -177,160 +157,6 @@ def _cheap_stack() -> Iterator[None]:
 # TVMScript has its own rules for names, annotations and what counts as an expression.
 # ruff: noqa: N806, N812
 # mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
-
-
-_PAIRS_SOURCE = """
-__device__ __forceinline__ void {name}(void* fragment, const void* tile, int offset) {{
-  unsigned* words = static_cast<unsigned*>(fragment);
-  unsigned address = __cvta_generic_to_shared(static_cast<const char*>(tile) + offset), x[4];
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{%0, %1, %2, %3}}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address) : "memory");
-  // Bytes of two rows of A (or columns of B) alternate. Lanes with bit 1 set hold the later values of k first.
-  const unsigned even = threadIdx.x & 2 ? 0x2064u : 0x6420u, odd = even + 0x1111u;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {{
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(words[{even}]) : "r"(x[2 * half]), "r"(x[2 * half + 1]), "r"(even));
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(words[{odd}]) : "r"(x[2 * half]), "r"(x[2 * half + 1]), "r"(odd));
-  }}
-}}
-"""
-"""CUDA that loads pairs of 8-bit elements and takes them apart."""
-_PAIRS_WORDS = {"a": {"even": "2 * half", "odd": "2 * half + 1"}, "b": {"even": "half", "odd": "2 + half"}}
-"""Where their words belong: A's registers are first those of one half of k, B's those of one half of the columns."""
-
-
-def _load(dtype: str, side: str, *, k_last: bool) -> tuple[Any, Any]:
-    """Return the load of a fragment from shared memory: its computation, and its PTX."""
-    from tvm.script import tirx as T
-
-    depth = K_BYTES // dtype_bytes(dtype)
-    rows, columns = (ROWS, depth) if k_last else (depth, ROWS)
-    held = rows * columns // LANES
-
-    @T.prim_func(s_tir=True)
-    def described(warp_handle: T.handle, shared_handle: T.handle) -> None:
-        shared = T.match_buffer(shared_handle, (rows, columns), dtype, align=64, offset_factor=columns, scope="shared.dyn")
-        warp = T.match_buffer(warp_handle, (LANES, held), dtype, align=64, offset_factor=columns, scope="local")
-        with T.sblock("root"):
-            T.reads(shared[0:rows, 0:columns])
-            T.writes(warp[0:LANES, 0:held])
-            for ax0, ax1 in T.grid(rows, columns):
-                with T.sblock("load"):
-                    v0, v1 = T.axis.remap("SS", [ax0, ax1])
-                    T.reads(shared[v0, v1])
-                    lane, place = T.meta_var(operand_place(v0, v1, dtype, k_last=k_last))
-                    T.writes(warp[lane, place])
-                    warp[lane, place] = shared[v0, v1]
-
-    if dtype_bytes(dtype) == WIDE_BYTES:
-        return described, _wide_load(dtype, k_last=k_last)
-    if dtype_bytes(dtype) == 1 and not k_last:
-        return described, _pair_load(dtype, side)
-    return described, _ldmatrix(dtype, side, k_last=k_last)
-
-
-def _ldmatrix(dtype: str, side: str, *, k_last: bool) -> Any:
-    """Return the PTX of four 8x8 matrices of 16-bit elements (8-bit elements in pairs)."""
-    from tvm.script import tirx as T
-
-    depth, chunk = K_BYTES // dtype_bytes(dtype), 16 // dtype_bytes(dtype)
-    rows, columns = (ROWS, depth) if k_last else (depth, ROWS)
-    held = rows * columns // LANES
-    is_transposed = not k_last
-    # The second of the four matrices is the one below the first, or else the one beside it.
-    is_below = (side == _SIDES["a"]) == k_last
-
-    def offset(lane: Any, stride: Any) -> Any:
-        if is_below:
-            return stride * (lane % 16) + chunk * (lane // 16)
-        return stride * (8 * (lane // 16) + lane % 8) + chunk * (lane % 16 // 8)
-
-    @T.prim_func(s_tir=True)
-    def done(warp_handle: T.handle, shared_handle: T.handle) -> None:
-        s0 = T.int32()
-        s1 = T.int32()
-        shared = T.match_buffer(
-            shared_handle, (rows, columns), dtype, align=64, offset_factor=columns, scope="shared.dyn", strides=[s0, s1]
-        )
-        warp = T.match_buffer(warp_handle, (LANES, held), dtype, align=64, offset_factor=columns, scope="local")
-        with T.sblock("root"):
-            T.reads(shared[0:rows, 0:columns])
-            T.writes(warp[0:LANES, 0:held])
-            for tx in T.thread_binding(0, LANES, "threadIdx.x"):
-                T.evaluate(
-                    T.ptx_legacy.ldmatrix(
-                        is_transposed,
-                        4,
-                        ".b16",
-                        warp.data,
-                        warp.elem_offset + held * tx,
-                        shared.access_ptr("r"),
-                        offset(tx, s0),
-                        dtype=dtype,
-                    )
-                )
-
-    return done
-
-
-def _pair_load(dtype: str, side: str) -> Any:
-    """Return the CUDA of a load of 8-bit elements whose rows in memory are values of k."""
-    from tvm.script import tirx as T
-
-    depth = K_BYTES // dtype_bytes(dtype)
-    held = depth * ROWS // LANES
-    operand = next(each for each, name in _SIDES.items() if name == side)
-    name = f"kd_load_pairs_{operand}"
-    source = _PAIRS_SOURCE.format(name=name, **_PAIRS_WORDS[operand])
-
-    def offset(lane: Any, stride: Any) -> Any:
-        matrix, row = lane // 8, lane % 8
-        return stride * (16 * (matrix // 2) + 4 * (row // 2) + 2 * ((matrix + row // 4) % 2) + row % 2)
-
-    @T.prim_func(s_tir=True)
-    def done(warp_handle: T.handle, shared_handle: T.handle) -> None:
-        s0 = T.int32()
-        s1 = T.int32()
-        shared = T.match_buffer(shared_handle, (depth, ROWS), dtype, align=64, offset_factor=ROWS, scope="shared.dyn", strides=[s0, s1])
-        warp = T.match_buffer(warp_handle, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
-        with T.sblock("root"):
-            T.reads(shared[0:depth, 0:ROWS])
-            T.writes(warp[0:LANES, 0:held])
-            for tx in T.thread_binding(0, LANES, "threadIdx.x"):
-                T.evaluate(T.cuda.func_call(name, T.address_of(warp[tx, 0]), shared.access_ptr("r"), offset(tx, s0), source_code=source))
-
-    return done
-
-
-def _wide_load(dtype: str, *, k_last: bool) -> Any:
-    """Return the load of 64-bit elements, which ldmatrix does not take: each lane loads its own."""
-    from tvm.script import tirx as T
-
-    depth = K_BYTES // dtype_bytes(dtype)
-    rows, columns = (ROWS, depth) if k_last else (depth, ROWS)
-    held = rows * columns // LANES
-
-    def place(lane: Any, half: Any) -> tuple[Any, Any]:
-        spatial, k = 8 * half + lane // 4, lane % 4
-        return (spatial, k) if k_last else (k, spatial)
-
-    @T.prim_func(s_tir=True)
-    def done(warp_handle: T.handle, shared_handle: T.handle) -> None:
-        s0 = T.int32()
-        s1 = T.int32()
-        shared = T.match_buffer(
-            shared_handle, (rows, columns), dtype, align=64, offset_factor=columns, scope="shared.dyn", strides=[s0, s1]
-        )
-        warp = T.match_buffer(warp_handle, (LANES, held), dtype, align=64, offset_factor=columns, scope="local")
-        with T.sblock("root"):
-            T.reads(shared[0:rows, 0:columns])
-            T.writes(warp[0:LANES, 0:held])
-            for tx in T.thread_binding(0, LANES, "threadIdx.x"):
-                for half in T.unroll(held):
-                    row, column = T.meta_var(place(tx, half))
-                    warp[tx, half] = shared[row, column]
-
-    return done
 
 
 def _described_mma(dtype: str, accum_dtype: str, order: str, letters: str) -> Any:

@@ -9,11 +9,14 @@ import math
 from typing import NamedTuple
 
 from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS
+from kerneldecl.analysis.tensor_cores import shape_of
 from kerneldecl.model import Gpu
 
 MMA_SYNC_SHARE = 0.62
 """Fraction of the tensor cores' rate that mma.sync reaches on a GPU that also has wgmma, which alone feeds them in full
 (Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024, section on tensor cores)."""
+CONVERTED_SHARE = 0.5
+"""Fraction of float16's rate where operands are converted first, assumed: nvcc 13.0 emits two to three conversions a multiplication."""
 SUSTAINED_CLOCK = 0.87
 """Fraction of the boost clock while tensor cores are busy: 1.7 of 1.98 GHz, in GEMMs of 4096 and 8192 on an H200."""
 TENSOR_CORE_OVERLAP = 4.0
@@ -78,7 +81,10 @@ class Grid(NamedTuple):
 
 def multiplies_per_cycle(gpu: Gpu, dtype: str, accum_dtype: str) -> float:
     """Return the multiply-adds of one SM in a cycle, by mma.sync."""
-    rate = gpu.tensor_rate(dtype) * (MMA_SYNC_SHARE if gpu.wgmma_arch else 1.0)
+    shape = shape_of("mma.sync", dtype, gpu.compute_capability)
+    is_converted = shape is not None and gpu.compute_capability[0] in shape.converted_on
+    rate = gpu.tensor_rate("float16") * CONVERTED_SHARE if is_converted else gpu.tensor_rate(dtype)
+    rate *= MMA_SYNC_SHARE if gpu.wgmma_arch else 1.0
     rate *= gpu.float16_accum_speedup if accum_dtype == "float16" else 1.0
     return rate / (2 * gpu.sm_count * gpu.clock_hz)
 

@@ -15,15 +15,8 @@ from kerneldecl.analysis.contraction import Contraction, Operand
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.params import PERMUTED_ROWS, ROW_MULTIPLE, ConvTcParams, GemmTcParams, row_padding
 from kerneldecl.analysis.tensor_cores import shape_of
-from kerneldecl.compiler.intrinsics.mma import (
-    LANES,
-    ROWS,
-    Interleaved,
-    MmaIntrinsics,
-    accumulator_place,
-    mma_intrinsics,
-    operand_place,
-)
+from kerneldecl.compiler.intrinsics.fragment_loads import LANES, ROWS, operand_place
+from kerneldecl.compiler.intrinsics.mma import Interleaved, MmaIntrinsics, accumulator_place, mma_intrinsics
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.templates.gpu.gemm import place_store
 

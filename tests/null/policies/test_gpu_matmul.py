@@ -97,6 +97,13 @@ def test_tensor_cores_are_taken_where_they_apply(space: IterSpace, gpu: str) -> 
         assert arch(gpu).the_gpu.async_copy or not tiling.double_buffer
 
 
+@pytest.mark.parametrize(("gpu", "is_faster"), [("l4", True), ("rtx-5090", True), ("h200", False)])
+def test_float8_is_slower_than_float16_where_mma_sync_converts_it(gpu: str, is_faster: bool) -> None:
+    size = (4096, 4096, 4096)
+    float8, float16 = (gpu_matmul_tc.propose(matmul(size, "nt", dtype), arch(gpu), 1)[0] for dtype in ("float8_e4m3fn", "float16"))
+    assert (float8.predicted_secs < float16.predicted_secs) == is_faster
+
+
 def test_reduction_without_a_second_operand_is_no_gemm() -> None:
     space = matmul((64, 64, 64))
     (block,) = space.blocks

@@ -267,7 +267,7 @@ def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_is_logged(tmp_pat
     assert logged == "nothing was measured: it must be measured on NVIDIA H200; there is none; the policies' models chose"
     tvm.ir.assert_structural_equal(tune(after), after)
     # What nobody measured has no times in the databases, and TVM's lookup passes over it; the artifact has it.
-    register_intrinsics()
+    register_intrinsics(tmp_path / "database_intrinsics")
     for folder in (tmp_path, tmp_path / "database_intrinsics"):
         records = JSONDatabase(work_dir=str(folder)).get_all_tuning_records()
         assert [record.run_secs for record in records] == [None] * 2

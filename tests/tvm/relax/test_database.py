@@ -174,7 +174,7 @@ def test_schedules_that_name_intrinsics_stand_in_a_second_database(tmp_path: Pat
     assert read_by_tvm_alone(folder / "database") == ["True False False"] * 2, "the addition, which nobody has measured"
     with pytest.raises(AssertionError, match=r"TensorIntrin 'kd\..* is not registered"):
         read_by_tvm_alone(folder / "database_intrinsics")
-    register_intrinsics()
+    register_intrinsics(folder / "database_intrinsics")
     records = JSONDatabase(work_dir=str(folder / "database_intrinsics")).get_all_tuning_records()
     assert [any(step.kind.name == "Tensorize" for step in record.trace.insts) for record in records] == [True] * 2
     assert [record.run_secs for record in records] == [None] * 2

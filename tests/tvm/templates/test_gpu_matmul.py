@@ -315,9 +315,9 @@ import sys
 sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
 import json, tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
-from kerneldecl.compiler.intrinsics.mma import register_all
+from kerneldecl.relax.prebuilt import register_intrinsics
 from kerneldecl.compiler.canonical import module_digest
-register_all()
+register_intrinsics(sys.argv[1])
 database = JSONDatabase(work_dir=sys.argv[1])
 records = database.get_all_tuning_records()
 hashes = []
