@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from kerneldecl.cli.options import Settings, json_option, print_result
+from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode, ToolchainError
 
 
@@ -42,7 +43,7 @@ def _text(told: Mapping[str, Any]) -> str:
     from kerneldecl.cli.table import table, window
 
     ending = f", ended by {told['failure']}" if told["failure"] else ""
-    parts = [f"{told['build']} build: {told['secs']:.2f} s, {len(told['entries'])} entries tuned{ending}"]
+    parts = [f"{told['build']} build: {told['secs']:.2f} s, {counted(len(told['entries']), 'entry', 'entries')} tuned{ending}"]
     if told["requests"]:
         rows = [
             [r["request"], str(r["count"]), str(r["failed"]), *(f"{r[name]:.3f}" for name in ("secs", "median_secs", "longest_secs"))]

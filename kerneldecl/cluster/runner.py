@@ -210,7 +210,8 @@ class ClusterRunner:
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
         """Return a batch after a worker has measured it."""
         self.why_not(task.arch)
-        sent = replace(task, groups=(), known={}, build_archs={}, shared={})
+        # What ends a search early is asked here, between batches.
+        sent = replace(task, groups=(), known={}, build_archs={}, shared={}, ended_by=None)
         if not self._elsewhere[task.arch]:
             with self._measuring_here:
                 found = measured(doing, sent, trials, self._here, self._store)
