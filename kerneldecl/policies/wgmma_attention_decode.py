@@ -25,11 +25,12 @@ AUTO = {"cuda": 11}
 HAS_TRACES = False
 
 STAGES = (6, 4, 2)
+RINGS = 2
 CLUSTERS = (1, 2)
 WAVES = (1, 2, 3, 4, 6, 8)
 """How often the CTAs of candidates fill the GPU, at most."""
-MIN_ROWS = 16
-"""Rows of a group from which on this kernel is proposed: mma.sync m16n8k16 multiplies eight without waste."""
+FEW_ROWS = 16
+"""Rows of a group below which predictions for mma.sync, which was fitted there, are taken as they are."""
 FASTER = 1.1
 """Part of the time that mma.sync is predicted to take, under which this kernel is proposed. With 16 rows and more that prediction is too
 low: its best kernels took 1.03 to 1.55 times as long (4 attentions, H200, 2026-11-23)."""
@@ -50,11 +51,16 @@ LOAD_CYCLES = 1500.0
 """Cycles from the release of a stage to the arrival of what is loaded there, besides its bytes."""
 CTA_CYCLES = 6000.0
 """Cycles of a CTA besides its pairs: queries, lengths, the first keys, the store of results."""
+STREAMED_SHARE = 0.94
+"""Part of DRAM's bandwidth that keys and values of full sequences are read with: 0.936 at 64 x 8192 (H200, 2026-11-24)."""
+MOST_UNDER_WAY, CROWDED = 128 * 1024, 1.025
+"""Bytes under way to an SM, and DRAM's time with more of them by that with fewer: six stages of 128 columns took 2.0 to 3.1 % longer than
+four (3 attentions of 4 rows, H200, 2026-11-24)."""
 COMBINE_SECS = 1.3e-6
 """Seconds that the second kernel takes besides its traffic and its launch."""
 PAIR_P_NORM = 2.5
 """Exponent of the norm of tensor cores' time for a pair of blocks, and the time of one consumer's instructions in their order."""
-KERNEL_P_NORM = 4.0
+KERNEL_P_NORM = 10.0
 """Exponent of the norm of SMs' time, the power limit, L2 and DRAM."""
 
 
@@ -86,13 +92,12 @@ def why_not(space: IterSpace, arch: Arch) -> str:
             "its elements do not have 16 bits; values do not have 128, 256, 384 or 512 columns; latent keys have no 64 columns more; "
             "or pages have no multiple of 8 keys"
         )
-    if sizes.group_rows < MIN_ROWS:
-        return f"groups have {sizes.group_rows} rows of queries, which mma.sync multiplies as fast"
     ours = _timed(sizes, gpu)
     if not ours:
         return "not even two blocks of keys fit shared memory"
     others = min((mma_sync.secs(sizes, params, gpu) for params in mma_sync.choices(sizes, gpu)), default=float("inf"))
-    return "" if ours[0].secs < FASTER * others else "mma.sync is faster"
+    allowed = 1.0 if sizes.group_rows < FEW_ROWS else FASTER
+    return "" if ours[0].secs < allowed * others else "mma.sync is faster"
 
 
 def _timed(sizes: DecodeSizes, gpu: Gpu) -> list[Timed]:
@@ -100,14 +105,14 @@ def _timed(sizes: DecodeSizes, gpu: Gpu) -> list[Timed]:
 
 
 def choices(sizes: DecodeSizes, gpu: Gpu) -> Iterator[WgmmaDecodeParams]:
-    """Yield the search space: as many stages as fit, or fewer, and no more splits than there are pairs of blocks."""
+    """Yield the search space: as many stages as fit, or two less, and no more splits than there are pairs of blocks."""
     units = sizes.batch * sizes.kv_heads * row_blocks(sizes)
     most = -(-sizes.keys // (CONSUMERS * BLOCK_KEYS))
     splits = {1, *(min(most, waves * gpu.sm_count // units) for waves in WAVES)} - {0}
     for split_k, *others in itertools.product(sorted(splits), CLUSTERS, (0, 1)):
         rings = (WgmmaDecodeParams(stages, split_k, *others) for stages in STAGES)
         fitting = (params for params in rings if params.fits(sizes))
-        yield from itertools.islice(fitting, 1)
+        yield from itertools.islice(fitting, RINGS)
 
 
 def secs(sizes: DecodeSizes, params: WgmmaDecodeParams, gpu: Gpu) -> float:
@@ -117,9 +122,11 @@ def secs(sizes: DecodeSizes, params: WgmmaDecodeParams, gpu: Gpu) -> float:
     cycles = -(-grid // gpu.sm_count) * (pairs * pair_cycles(sizes, params, gpu) + CTA_CYCLES)
     multiplied = 2 * grid * pairs * CONSUMERS * BLOCK_KEYS * MMA_TILE_ROWS * (sizes.head_dim + sizes.value_dim)
     limit_secs = multiplied / (GPU_TENSOR_RATE_FRACTION * gpu.tensor_rate(sizes.dtype))
-    dram_secs = sizes.cache_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE)
+    dram_secs = sizes.cache_bytes / (gpu.dram_bytes_per_s * STREAMED_SHARE)
+    dram_secs *= CROWDED if params.stages * stage_chunks(sizes) * CHUNK_BYTES > MOST_UNDER_WAY else 1.0
     l2_secs = sizes.cache_bytes * row_blocks(sizes) / params.cluster / gpu.l2_bytes_per_s
-    busy = p_norm(cycles / (gpu.clock_hz * SUSTAINED_CLOCK), limit_secs, dram_secs, l2_secs, exponent=KERNEL_P_NORM)
+    clock_hz = gpu.clock_hz * SUSTAINED_CLOCK
+    busy = p_norm(cycles / clock_hz, limit_secs, dram_secs + CTA_CYCLES / clock_hz, l2_secs, exponent=KERNEL_P_NORM)
     launch = launch_secs(gpu, has_pdl=True)
     combine = 0.0
     if params.split_k > 1:

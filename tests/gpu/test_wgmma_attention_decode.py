@@ -31,6 +31,14 @@ LENGTHS = [
 LARGE = [
     decode("the policy's", proposed(TEMPLATE, step=2), MLA | {"batch": 64, "keys": 1024, "page_size": 64}),
     decode("one rank's heads", given(TEMPLATE, PLAIN | {"split_k": 2}), MLA | {"heads": 16, "batch": 32, "keys": 2048}),
+    *(
+        decode(
+            f"rows of four heads, pages of {page_size}",
+            given(TEMPLATE, PLAIN | {"stages": 4}, PLAIN | {"stages": 4, "split_k": 3}),
+            {"batch": 3, "heads": 32, "kv_heads": 8, "keys": 4096, "head_dim": 128, "page_size": page_size},
+        )
+        for page_size in (0, 16, 64)
+    ),
     decode("two queries", SEVERAL, MLA | {"queries": 2, "batch": 8, "keys": 2048, "page_size": 64}),
     decode(
         "sixteen queries, groups of eight",
