@@ -25,10 +25,12 @@ from kerneldecl.templates.shared import blocks
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the schedule of a function of spatial blocks, all inlined into the last; None where they cannot be."""
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return blocks.attempt(mod, lambda sch: _schedule(sch, params))
+    copied = blocks.attempt(mod, lambda sch: _schedule(sch, params, in_place=False))
+    # A block that looks an operand up by indices cannot be moved under a copy: the region that it reads is not known.
+    return copied or blocks.attempt(mod, lambda sch: _schedule(sch, params, in_place=True))
 
 
-def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
+def _schedule(sch: Schedule, params: Mapping[str, Value], *, in_place: bool) -> bool:
     # 1. One block.
     blocks.inline_producers(sch)
     blocks.add_missing_loops(sch)
@@ -36,15 +38,15 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     if found is None or len(found) != 1 or found[0].block.is_reduction or len(found[0].block.writes) != 1:
         return False
     # 2. Tiles through shared memory, or vectors alone.
-    return _tiles(sch, found[0], params) if "tile" in params else _vectors(sch, found[0], params)
+    if "tile" in params:
+        return not in_place and _tiles(sch, found[0], params)
+    return _vectors(sch, found[0], params, in_place=in_place)
 
 
-def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
+def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], *, in_place: bool) -> bool:
     threads, width, unroll = (blocks.count(params, name) for name in ("threads", "width", "unroll"))
     # The loops are those of a copy to the output, under which the block is moved: moving the copy would drop its predicate at the end.
-    # A block that looks an operand up cannot be moved, since the region that it reads is not known: its own loops are divided.
-    looks_up = any(None in access.index for access in leaf.block.reads)
-    copy = leaf.rv if looks_up else sch.cache_write(leaf.rv, 0, "local")
+    copy = leaf.rv if in_place else sch.cache_write(leaf.rv, 0, "local")
     *outer, inner = sch.get_loops(copy)
     vectors, lane = sch.split(inner, [None, width])
     loop = sch.fuse(*outer, vectors) if outer else vectors
@@ -52,7 +54,7 @@ def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> b
     sch.reorder(grid, tx, iteration, lane)
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
-    if not looks_up:
+    if not in_place:
         thread_loops.compute_under(sch, leaf.rv, iteration)
     sch.unroll(iteration)
     sch.vectorize(lane)

@@ -44,7 +44,10 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     # 2. Threads along each block's rows; one loop over rows. A last block of whole rows is computed as a copy to the output, one of a
     # single result per row by every thread of the row: all of them have it.
     *_, last = found
-    copy = sch.cache_write(last.rv, 0, "local") if len(last.loops) > leading else None
+    writes_rows = len(last.loops_of("spatial")) > leading
+    if not writes_rows and sum(leaf.block.is_reduction for leaf in found) < 2:
+        return False  # one reduction has a template of its own
+    copy = sch.cache_write(last.rv, 0, "local") if writes_rows else None
     nested = [leaf.rv for leaf in found] if copy is None else [*(leaf.rv for leaf in found[:-1]), copy]
     nests = [_along(sch, rv, leading, threads, width) for rv in nested]
     if copy is not None:

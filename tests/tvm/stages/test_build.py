@@ -115,7 +115,7 @@ WRONG: dict[str, Callable[[], list[np.ndarray[Any, Any]]]] = {
     "extent": lambda: [normal(24, 31), normal(24, 32)],
     "order of extents": lambda: [normal(32, 24), normal(24, 32)],
     "number of dimensions": lambda: [normal(24 * 32), normal(24, 32)],
-    "too few": lambda: [normal(24, 32)],
+    "too few": list,
     "too many": lambda: [normal(24, 32)] * 3,
     "strides": lambda: [normal(24, 64)[:, ::2], normal(24, 32)],
 }
