@@ -62,16 +62,21 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     for rv in nested[:-1]:
         sch.set_scope(rv, 0, "local")
     for rv, (_, *loops) in zip(nested, nests, strict=True):
-        if not loops:
-            continue
-        tx, iteration, lane = loops
-        sch.bind(tx, "threadIdx.x")
-        thread_loops.load_vectors(sch, last.rv if copy is not None and rv is copy else rv, iteration)
-        sch.vectorize(lane) if copy is not None and rv is copy else sch.unroll(lane)
-        sch.unroll(iteration) if params["in_registers"] else None
+        if loops:
+            _thread(sch, rv, loops, last.rv if copy is not None and rv is copy else None, is_unrolled=bool(params["in_registers"]))
     if copy is not None:
         sch.unroll(sch.get_loops(last.rv)[-1])
     return True
+
+
+def _thread(sch: Schedule, rv: Any, loops: Sequence[Any], copied: Any, *, is_unrolled: bool) -> None:
+    """Give a block's loops to threads, vectors and lanes; `copied` is the block that it copies to the output, if it is that copy."""
+    tx, iteration, lane = loops
+    sch.bind(tx, "threadIdx.x")
+    thread_loops.load_vectors(sch, rv if copied is None else copied, iteration)
+    sch.unroll(lane) if copied is None else sch.vectorize(lane)
+    if is_unrolled:
+        sch.unroll(iteration)
 
 
 def _inline_row_values(sch: Schedule) -> None:
