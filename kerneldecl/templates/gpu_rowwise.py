@@ -37,15 +37,15 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     blocks.inline_producers(sch, keep_shared=keep_shared)
     _inline_row_values(sch)
     blocks.add_missing_loops(sch)
-    found = blocks.leaves(sch)
-    leading = None if found is None else _leading_rows(found)
-    if found is None or leading is None or any(_length(leaf, leading) % width for leaf in found if len(leaf.loops) > leading):
+    found = blocks.leaves(sch) or []
+    leading = _leading_rows(found) if found else None
+    if leading is None or any(_length(leaf, leading) % width for leaf in found if len(leaf.loops) > leading):
         return False
     # 2. Threads along each block's rows; one loop over rows. A last block of whole rows is computed as a copy to the output, one of a
     # single result per row by every thread of the row: all of them have it.
     *_, last = found
     writes_rows = len(last.loops_of("spatial")) > leading
-    if not writes_rows and sum(leaf.block.is_reduction for leaf in found) < 2:
+    if sum(leaf.block.is_reduction for leaf in found) + writes_rows < 2:
         return False  # one reduction has a template of its own
     copy = sch.cache_write(last.rv, 0, "local") if writes_rows else None
     nested = [leaf.rv for leaf in found] if copy is None else [*(leaf.rv for leaf in found[:-1]), copy]
@@ -64,8 +64,6 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     for rv, (_, *loops) in zip(nested, nests, strict=True):
         if loops:
             _thread(sch, rv, loops, last.rv if copy is not None and rv is copy else None, is_unrolled=bool(params["in_registers"]))
-    if copy is not None:
-        sch.unroll(sch.get_loops(last.rv)[-1])
     return True
 
 
@@ -77,6 +75,8 @@ def _thread(sch: Schedule, rv: Any, loops: Sequence[Any], copied: Any, *, is_unr
     sch.unroll(lane) if copied is None else sch.vectorize(lane)
     if is_unrolled:
         sch.unroll(iteration)
+    if copied is not None:
+        sch.unroll(sch.get_loops(copied)[-1])
 
 
 def _inline_row_values(sch: Schedule) -> None:
