@@ -21,6 +21,7 @@ import click
 from kerneldecl.cli.build import build, measure
 from kerneldecl.cli.catalogue import archs, policies, rules, templates
 from kerneldecl.cli.compare import compare
+from kerneldecl.cli.completion import completion
 from kerneldecl.cli.deploy import bench, compile_command
 from kerneldecl.cli.deploy import run as run_command
 from kerneldecl.cli.export import export
@@ -139,7 +140,7 @@ _COMMANDS = (
     *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, schema),
     *(show, verify, why),
     *(bench, compile_command, run_command),
-    *(archs, policies, rules, templates),
+    *(archs, completion, policies, rules, templates),
 )
 for _command in _COMMANDS:
     main.add_command(_command)

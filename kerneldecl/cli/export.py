@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kerneldecl.cli.options import Settings, chosen_entries, opened
+from kerneldecl.cli.options import Settings, chosen_entries, complete, opened
 from kerneldecl.cli.package import FORMS, export_package
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import TuningError, printable_lines
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @click.command()
-@click.argument("entry", required=False)
+@click.argument("entry", required=False, shell_complete=complete)
 @click.option(
     "--format", "form", type=click.Choice([each for forms in FORMATS.values() for each in forms] + [*FORMS]), help="What to write."
 )

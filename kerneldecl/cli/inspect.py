@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kerneldecl.cli.options import Settings, chosen_entries, json_option, opened, patterns_argument, print_plan, print_result
+from kerneldecl.cli.options import Settings, chosen_entries, complete, json_option, opened, patterns_argument, print_plan, print_result
 from kerneldecl.cli.table import window
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import StaleError, TuningError
@@ -94,7 +94,7 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("entry")
+@click.argument("entry", shell_complete=complete)
 @json_option
 @click.pass_obj
 def why(settings: Settings, entry: str, as_json: bool) -> None:
@@ -119,7 +119,7 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("entry", required=False)
+@click.argument("entry", required=False, shell_complete=complete)
 @click.option("--model", is_flag=True, help="Show where the fastest stood in the policy's order, and what its first k give.")
 @click.option("--source", is_flag=True, help="Show the winner's source, as `export` writes it.")
 @json_option
@@ -155,7 +155,7 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, as_js
 
 
 @click.command()
-@click.argument("pattern")
+@click.argument("pattern", shell_complete=complete)
 @json_option
 @click.pass_obj
 def query(settings: Settings, pattern: str, as_json: bool) -> None:

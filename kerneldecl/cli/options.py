@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from kerneldecl.planning.workspace import Workspace
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-patterns_argument = click.argument("patterns", nargs=-1)
+
+
+def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the words that complete a pattern or an entry's name."""
+    from kerneldecl.cli.completion import complete_pattern
+
+    return complete_pattern(context, parameter, incomplete)
+
+
+patterns_argument = click.argument("patterns", nargs=-1, shell_complete=complete)
 
 
 @dataclass(frozen=True)

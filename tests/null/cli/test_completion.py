@@ -1,0 +1,50 @@
+"""Owns the tests of shell completion: what the shell asks, and what it is answered, by the real program.
+
+Knows nothing of shells' own code.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.spaces import FAKES, Space, clean_environment
+
+from kerneldecl.cli.completion import words
+
+
+def asked(space: Space, *typed: str) -> list[str]:
+    """Return what bash would offer behind the typed words, the last of which is incomplete."""
+    question = {"_KERNELDECL_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["kerneldecl", *typed]), "COMP_CWORD": str(len(typed))}
+    program = "import sys; sys.argv = ['kerneldecl']; from kerneldecl.__main__ import main; main()"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=space.root, env=clean_environment() | question, capture_output=True, text=True, check=False)
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    return Space(tmp_path).write(FAKES)
+
+
+def test_commands_options_and_entries_are_completed(space: Space) -> None:
+    assert asked(space, "templ") == ["templates"]
+    assert "--retune" in asked(space, "build", "--re")
+    assert asked(space, "show", "sma") == ["small", "small@box"]
+    assert asked(space, "build", "rule:") == ["rule:scale", "rule:lookup"]
+
+
+def test_a_file_with_mistakes_or_none_completes_what_it_can(space: Space, tmp_path: Path) -> None:
+    space.edit("workloads.toml", 'rule = "lookup"', "rule = 3")
+    assert "small" in words(space.root)
+    (space.root / "workloads.toml").write_text("[[workload]\nname =")
+    assert words(space.root) == []
+    assert words(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_gets_a_script_that_asks_this_program(space: Space, shell: str) -> None:
+    script = space.command("completion", shell).out
+    assert f"_KERNELDECL_COMPLETE={shell}_complete" in script
