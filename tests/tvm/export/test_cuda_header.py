@@ -122,7 +122,7 @@ def test_every_recorded_winner_is_exported(name: str) -> None:
 def test_host_code_of_all_headers_compiles(tmp_path: Path) -> None:
     """All in one program, whose device code stays PTX; machine code of each kind is compiled by another test."""
     headers = [header(entry, tmp_path, f"kernel_{at}") for at, entry in enumerate(entries().values())]
-    assert len(headers) == 37
+    assert len(headers) == 48
     made = _compiled(
         headers, tmp_path, "-cuda", ["-std=c++17", "--expt-relaxed-constexpr", "-gencode", "arch=compute_90a,code=compute_90a"]
     )
