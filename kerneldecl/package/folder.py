@@ -111,14 +111,8 @@ def _statement(folder: Path, name: str, kind: str, verify: Verify | None) -> Sig
 def _wrong_files(folder: Path, subjects: Mapping[str, str]) -> Iterator[str]:
     """Yield what of a package's files is not as its provenance says: each is listed, and nothing else is there."""
     with Inside(folder) as inside:
-        for name, expected in subjects.items():
-            try:
-                if inside.digest(name) != expected:
-                    yield f"{printable(name)} has other content than {PROVENANCE_FILE} says"
-            except UnsafeFileError as error:
-                yield f"{printable(name)} {error}"
-            except OSError as error:
-                yield f"{printable(name)} cannot be read: {error.strerror}"
+        defects = (inside.defect(name, expected, PROVENANCE_FILE) for name, expected in subjects.items())
+        yield from filter(None, defects)
     yield from (
         f"{printable(name)} is not listed in {PROVENANCE_FILE}" for name in files_below(folder) if name not in {*subjects, *_STATEMENTS}
     )

@@ -14,6 +14,8 @@ import stat
 from pathlib import Path
 from typing import IO, Self
 
+from kerneldecl.errors import printable
+
 MOST_BYTES = 1 << 32
 """Size of a library, an object or any other file that is read; larger ones are refused."""
 MOST_JSON_BYTES = 1 << 30
@@ -83,6 +85,16 @@ class Inside:
             while chunk := file.read(_CHUNK_BYTES):
                 state.update(chunk)
         return state.hexdigest()
+
+    def defect(self, name: str, expected: str, said_by: str) -> str:
+        """Return why a file is not the one whose SHA-256 is expected, as a phrase that names who says so; empty where it is."""
+        try:
+            found = self.digest(name)
+        except UnsafeFileError as error:
+            return f"{printable(name)} {error}"
+        except OSError as error:
+            return f"{printable(name)} cannot be read: {error.strerror}"
+        return "" if found == expected else f"{printable(name)} has other content than {said_by} says"
 
     def _file(self, name: str, most_bytes: int) -> IO[bytes]:
         if not is_inner_name(name):

@@ -98,14 +98,9 @@ def _wrong_files(folder: Path, files: object) -> str:
     if not isinstance(files, dict) or not all(map(is_digest, files.values())):
         return f"{FILE} lists no files with their digests"
     with Inside(folder) as inside:
-        for name, expected in files.items():
-            try:
-                if inside.digest(name) != expected:
-                    return f"{printable(name)} has other content than {FILE} says"
-            except UnsafeFileError as error:
-                return f"{printable(name)} {error}"
-            except OSError as error:
-                return f"{printable(name)} cannot be read: {error.strerror}"
+        defects = (inside.defect(name, expected, FILE) for name, expected in files.items())
+        if wrong := next(filter(None, defects), ""):
+            return wrong
     there = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     # A module beside the listed ones would be imported with them.
     known: Mapping[str, object] = {**files, FILE: "", SIGNATURE: ""}
