@@ -1,6 +1,6 @@
 """Owns the export of a build's spans to OpenTelemetry, where its own variable names an endpoint.
 
-Knows nothing of builds. The library comes with the extra `otel`; without it, or where the endpoint fails, a build is told so and goes on.
+Knows nothing of builds. The library comes with the extra `otel`; without it, or where the endpoint fails, the build reports it and goes on.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Searched:
     entry: str
     policy: str
     run_secs: float = 0.0
-    """Time of its winner in the race of all policies' winners, one protocol for all; 0 where none is right."""
+    """Time of its winner, measured in turns with all policies' winners, one protocol for all; 0 where none is right."""
     first_secs: float = 0.0
     """Time, in the same race, of the first candidate in the policy's order that is right: what it chooses unmeasured; 0 for a tuner."""
     share: float = 0.0

@@ -1,6 +1,6 @@
 """Owns the making of a package: an artifact and its records put into a folder, and what is said of them.
 
-Knows nothing of plans, registries or wheels: it is told which records belong to the artifact.
+Knows nothing of plans, registries or wheels: its caller names the records of the artifact.
 """
 
 from __future__ import annotations

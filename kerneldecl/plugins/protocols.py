@@ -58,7 +58,7 @@ class Tuner(Protocol):
 
     ENGINE: str
     """Module that answers in its place, where TVM, arrays or the store are needed, if any. Its `ask` gets `spec`, which names the
-    computation and the store, and `is_over`, with which it is told the results of its last batch."""
+    computation and the store, and `is_over`, with which it gets the results of its last batch."""
 
     def ask(self, search: SearchSpace, options: Any, trials: Sequence[Trial]) -> Sequence[Proposal]:
         """Return the next candidates, given all trials so far in the order of their proposals, those of other policies first; nothing

@@ -178,7 +178,7 @@ class _Concluding:
         self.is_stopped = False
 
     def take(self, entry: EntryPlan, task: Task, outcome: Outcome, runner: Runner) -> None:
-        """Keep what the device tells of the race, and have the entry ended; raise the error of an earlier one's end."""
+        """Keep what the device reports of the measurement, and have the entry ended; raise the error of an earlier one's end."""
         device = device_of(self._session, entry, task, outcome, runner)
         if batches_of(self._session.runner):
             self._conclude(entry, task, outcome, device)  # of many entries in flight, each has a thread of its own

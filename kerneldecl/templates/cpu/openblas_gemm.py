@@ -46,7 +46,7 @@ def openblas_gemm(problem: GemmProblem, product: Product, version: str, cores: i
 
 
 def _parts(product: Product, cores: int, task: Any) -> tuple[int, _Part]:
-    """Return how many parts there are, and that of a task: whole products of a batch, or each cut along its longer side."""
+    """Return how many parts there are, and that of a task: whole GEMMs of a batch, or each cut along its longer side."""
     batch, m, n, k = product.extents
     wanted = min(-(-cores // batch), max(1, m * n * k // _PART_POINTS))
     longer = max(m, n)
