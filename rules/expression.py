@@ -15,6 +15,7 @@ from kerneldecl.arrays import Array, numpy_dtype
 from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
+from .shared.axes import broadcast_index, broadcast_problems
 from .shared.expression import NAMES, ExpressionError, Node, flops_of, in_numpy, in_te, names_in, parsed
 from .shared.precision import is_integer
 
@@ -59,11 +60,7 @@ class Expression(Rule):
             yield f"expr does not read {', '.join(unread)}, whose shape is given"
         elif is_integer(self.dtype):
             yield f"dtype {self.dtype} is an integer's; expressions are of floating point, rule elementwise has integers"
-        try:
-            if not self._shape:
-                yield "shapes has no extent"
-        except ValueError:
-            yield f"shapes {', '.join(map(str, self.shapes))} do not broadcast"
+        yield from broadcast_problems(self.shapes)
 
     def signature(self) -> Signature:
         inputs = tuple(Arg(name.upper(), shape, self.dtype) for name, shape in zip(NAMES, self.shapes, strict=False))
@@ -77,9 +74,7 @@ class Expression(Rule):
 
         def element(*at: Any) -> Any:
             def read(name: str) -> Any:
-                shape = inputs[name].shape
-                own = at[len(at) - len(shape) :]
-                return inputs[name](*(0 if int(extent) == 1 else place for extent, place in zip(shape, own, strict=True))).astype(wide)
+                return inputs[name](*broadcast_index(tuple(map(int, inputs[name].shape)), at)).astype(wide)
 
             return in_te(self._root, read, wide).astype(out.dtype)
 

@@ -67,3 +67,10 @@ class CpuGroupNormParams(NamedTuple):
 
     def candidate(self) -> Candidate:
         return Candidate.of("cpu_group_norm", self._asdict())
+
+
+class CpuRowsParams(NamedTuple):
+    """The parameters of `cpu_scan`, `cpu_topk` and `cpu_scatter_add`."""
+
+    parallel: bool
+    """Whether tasks run on all cores."""

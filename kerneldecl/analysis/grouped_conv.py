@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from kerneldecl.analysis.images import IMAGE_RANK, with_row
 from kerneldecl.analysis.tensor_cores import accumulators, first_capability
 from kerneldecl.model import Access, Block, Gpu, IterSpace, dtype_bytes
 
@@ -116,10 +117,10 @@ def grouped_conv_of(space: IterSpace) -> GroupedConvSizes | None:
     if len(reductions) != 1 or len(reductions[0].reads) != 2 or not reductions[0].is_multiply_accumulate:
         return None
     [block] = reductions
-    [out] = block.writes
-    image = next((read for read in block.reads if len(read.index) == 4 and _is_channel(block, read, out)), None)
-    weights = next((read for read in block.reads if read is not image and None not in read.index), None)
-    if image is None or weights is None or len(out.shape) != 4 or len(out.index[3] or ()) != 1:
+    out, *reads = (with_row(access) for access in (*block.writes, *block.reads))
+    image = next((read for read in reads if len(read.index) == IMAGE_RANK and _is_channel(block, read, out)), None)
+    weights = next((read for read in reads if read is not image and None not in read.index), None)
+    if image is None or weights is None or len(out.shape) != IMAGE_RANK or len(out.index[3] or ()) != 1:
         return None
     return _sizes(space, block, (image, weights, out))
 
@@ -165,7 +166,7 @@ def _side(space: IterSpace, block: Block, image: Access, out: Access, dim: int) 
         return None
     taps, dilation = next(iter(reduced), (1, 1))
     stored = next((access for each in space.blocks for access in each.reads if each is not block and _is_source(each, image)), image)
-    return Side(stored.shape[dim], out.shape[dim], taps, next(iter(spatial), 1), dilation)
+    return Side(with_row(stored).shape[dim], out.shape[dim], taps, next(iter(spatial), 1), dilation)
 
 
 def _is_source(block: Block, image: Access) -> bool:

@@ -28,6 +28,7 @@ from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.grouped_conv_config import GroupedConvKernel
 from kerneldecl.templates.gpu.grouped_conv_kernel import build
 from kerneldecl.templates.gpu.grouped_conv_launch import convolution_of
+from kerneldecl.templates.hopper.read_conv import with_views
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -36,4 +37,6 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the convolution with its epilogue as one custom kernel, or None where mma.sync or these parameters do not take it."""
     chosen = GroupedConvParams(**{name: params[name] for name in GroupedConvParams._fields})  # type: ignore[arg-type]
     convolution = convolution_of(mod, chosen, arch.the_gpu, why_not)
-    return None if convolution is None else build(GroupedConvKernel(convolution, chosen, supports_pdl(arch.the_gpu)))
+    if convolution is None:
+        return None
+    return with_views(build(GroupedConvKernel(convolution, chosen, supports_pdl(arch.the_gpu))), convolution)

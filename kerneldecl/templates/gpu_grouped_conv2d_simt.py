@@ -27,6 +27,7 @@ from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.grouped_conv_launch import convolution_of
 from kerneldecl.templates.gpu.grouped_conv_simt_kernel import GroupedConvSimtKernel, build
+from kerneldecl.templates.hopper.read_conv import with_views
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -35,4 +36,6 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the convolution with its epilogue as one custom kernel, or None where it is none or these parameters do not take it."""
     chosen = GroupedConvSimtParams(**{name: params[name] for name in GroupedConvSimtParams._fields})  # type: ignore[arg-type]
     convolution = convolution_of(mod, chosen, arch.the_gpu, why_not_simt)
-    return None if convolution is None else build(GroupedConvSimtKernel(convolution, chosen, supports_pdl(arch.the_gpu)))
+    if convolution is None:
+        return None
+    return with_views(build(GroupedConvSimtKernel(convolution, chosen, supports_pdl(arch.the_gpu))), convolution)

@@ -27,7 +27,7 @@ from kerneldecl.templates.hopper.gemm_kernel import build
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.operands import SWIZZLES, Operand, TensorMap, TmaBoxes
 from kerneldecl.templates.hopper.params import GemmParams
-from kerneldecl.templates.hopper.read_conv import Convolution, SlidingWindow, read_convolution
+from kerneldecl.templates.hopper.read_conv import Convolution, SlidingWindow, read_convolution, with_views
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
 
@@ -43,7 +43,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
         return None
     sides = (params["tile_h"], params["tile_w"])
     kernel = _kernel(convolution, GemmParams.of(params), sides, arch)  # type: ignore[arg-type]
-    return None if kernel is None else build(kernel)
+    return None if kernel is None else with_views(build(kernel), convolution)
 
 
 def _takes(convolution: Convolution) -> bool:

@@ -27,7 +27,7 @@ from kerneldecl.analysis.hopper_limits import MAX_TMA_BOX, MMA_TILE_ROWS, SM_SME
 from kerneldecl.analysis.params import WindowParams, read_params
 from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
 from kerneldecl.templates.hopper.conv_tiles import PixelBoxes, conv_epilogue
-from kerneldecl.templates.hopper.read_conv import Convolution, read_convolution
+from kerneldecl.templates.hopper.read_conv import Convolution, read_convolution, with_views
 from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, SmemConvKernel
 from kerneldecl.templates.hopper.smem_conv_kernel import build
 from kerneldecl.templates.shared.fast_parse import fast_parsing
@@ -50,7 +50,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
         params=conv_params,
         sm_count=arch.the_gpu.sm_count,
     )
-    return build(kernel) if _fits(kernel, arch.the_gpu) else None
+    return with_views(build(kernel), convolution) if _fits(kernel, arch.the_gpu) else None
 
 
 def _are_in_range(params: WindowParams) -> bool:

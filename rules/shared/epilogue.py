@@ -36,14 +36,17 @@ class Epilogue:
     steps: tuple[Step | RowStep, ...]
     accum: str
     out: Arg
+    columns: int = -1
+    """The axis of the output that the bias and the scales of columns go along: the last, or 1 where channels are behind the images."""
 
     def args(self) -> tuple[Arg, ...]:
         """Return the inputs of the steps, in their order.
 
-        The bias, along the last axis, the residual and the factor, of the output's shape, have the output's dtype. Scales have the dtype
+        The bias, along `columns`, the residual and the factor, of the output's shape, have the output's dtype. Scales have the dtype
         that they are multiplied in: one scale for all elements, or one for each column or row.
         """
-        *outer, rows, columns = self.out.shape
+        *rows, _ = self.out.shape
+        columns = self.out.shape[self.columns]
         scaled = scaled_dtype(self.accum)
         inputs = {
             "bias": Arg("bias", (columns,), self.out.dtype),
@@ -51,7 +54,7 @@ class Epilogue:
             "mul": Arg("factor", self.out.shape, self.out.dtype),
             "scale": Arg("scale", (1,), scaled),
             "scale_columns": Arg("column_scales", (columns,), scaled),
-            "scale_rows": Arg("row_scales", (*outer, rows), scaled),
+            "scale_rows": Arg("row_scales", tuple(rows), scaled),
         }
         return tuple(inputs[step] for step in self.steps if step in inputs)
 
@@ -76,8 +79,8 @@ class Epilogue:
         remaining = list(operands)
         result = accumulators(names[0])
         for step, name, dtype in zip(self.steps, names[1:], dtypes[1:], strict=False):
-            if step in _PLACES:
-                operation, place = operator.add if step == "bias" else operator.mul, _PLACES[step]
+            if step in _VECTORS:
+                operation, place = operator.add if step == "bias" else operator.mul, self._place(step)
                 operand, widened = cast(remaining.pop(0), dtype), cast(result, dtype) if step in SCALES else result
                 result = stage(self.out.shape, name, operation, widened, lambda *i, operand=operand, place=place: operand(*place(i)))
             elif step in _WHOLE:
@@ -85,6 +88,12 @@ class Epilogue:
             else:
                 result = lower(step, self.out.shape, name, dtype, result)
         return stage(self.out.shape, self.out.name, lambda x: x, cast(result, self.out.dtype)) if is_cast else result
+
+    def _place(self, step: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        """Return what makes the indices of a step's operand from those of the output: its operand is a vector or a scalar."""
+        if step in {"bias", "scale_columns"}:
+            return lambda i: (i[self.columns],)
+        return (lambda _: (0,)) if step == "scale" else lambda i: i[:-1]
 
     def inputs(self, rng: np.random.Generator, terms: int, dtype: str) -> list[Array]:
         """Return the inputs of the steps; `terms` and `dtype` are those of the accumulation.
@@ -94,17 +103,23 @@ class Epilogue:
         size = 128**2 / 3 * math.sqrt(terms) if is_integer(dtype) else 1.0
         return [
             rng.uniform(0.5 / size, 1.5 / size, arg.shape).astype(arg.dtype) if step in SCALES else random_array(rng, arg)
-            for step, arg in zip((step for step in self.steps if step in _WHOLE or step in _PLACES), self.args(), strict=True)
+            for step, arg in zip((step for step in self.steps if step in _WHOLE or step in _VECTORS), self.args(), strict=True)
         ]
 
     def reference(self, accumulators: Array, operands: Sequence[Array]) -> Array:
         """Apply the steps in NumPy, in the dtype of the accumulators."""
         result, remaining = accumulators, [operand.astype(accumulators.dtype) for operand in operands]
+        behind = (-1 - self.columns) % len(self.out.shape)
         for step in self.steps:
-            if step in SCALES or step == "mul":
-                result = result * (remaining.pop(0)[..., None] if step == "scale_rows" else remaining.pop(0))
-            else:
-                result = result + remaining.pop(0) if step in {"bias", "add"} else OPERATIONS[step].reference(result)
+            if step in OPERATIONS and step not in _WHOLE:
+                result = OPERATIONS[step].reference(result)
+                continue
+            operand = remaining.pop(0)
+            if step in {"bias", "scale_columns"}:
+                operand = operand.reshape(-1, *(1,) * behind)
+            elif step == "scale_rows":
+                operand = operand[..., None]
+            result = result + operand if step in {"bias", "add"} else result * operand
         return np.asarray(result)
 
 
@@ -115,10 +130,5 @@ def scaled_dtype(accum: str) -> str:
 
 _WHOLE = frozenset({"add", "mul"})
 """Steps with an operand of the output's shape."""
-_PLACES: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
-    "bias": lambda i: i[-1:],
-    "scale": lambda _: (0,),
-    "scale_columns": lambda i: i[-1:],
-    "scale_rows": lambda i: i[:-1],
-}
-"""Indices of the operand's element for an output's indices, by step whose operand is a vector or a scalar."""
+_VECTORS = frozenset({"bias", "scale", "scale_columns", "scale_rows"})
+"""Steps with a vector or a scalar."""

@@ -150,6 +150,7 @@ struct Cta {
   std::vector<std::unique_ptr<Thread>> threads;
   bool has_waited_for_preceding = false;
   unsigned loads = 0;
+  int counted = 0, reached = 0;  // by __syncthreads_count: so far, and at the last one
   std::set<std::pair<const void*, std::array<int, 5>>> prefetched;  // boxes of tensor maps that it has not loaded yet
 };
 
@@ -692,6 +693,7 @@ void touch_global(const void* address, unsigned bytes, bool is_write) { access((
 
 namespace {
 void strong(const void* address, unsigned bytes, bool is_write) {
+  if (owner_of(address)) return ordinary_shared((uint8_t*)address, bytes, is_write);
   auto* at = (const uint8_t*)address;
   if (size_t(at) % bytes) fail("%s %u bytes at an address that is no multiple of it", is_write ? "writes" : "reads", bytes);
   check_global(at, bytes, is_write);
@@ -742,6 +744,13 @@ void sync_named(unsigned id, unsigned threads, bool is_waiting) {
 }
 
 void sync_cta() { sync_named(0, 0, true); }
+
+int sync_and_count(bool counts) {
+  Cta* cta = me().cta;
+  cta->counted += counts;
+  meet(cta->named[0], cta->threads.size(), "named barrier 0", [cta] { cta->reached = std::exchange(cta->counted, 0); }, true);
+  return cta->reached;
+}
 
 namespace {
 template <class Last>

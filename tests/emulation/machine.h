@@ -92,6 +92,7 @@ T atomic(T* address, F change) {
 // ---- synchronisation
 void sync_named(unsigned id, unsigned threads, bool is_waiting);
 void sync_cta();
+int sync_and_count(bool counts);
 void sync_warp();
 void cluster_arrive(bool is_aligned);
 void cluster_wait();
@@ -213,6 +214,7 @@ inline Block this_thread_block() { return {}; }
 
 inline uint32_t __cvta_generic_to_shared(const void* address) { return machine::to_shared(address); }
 inline void __syncthreads() { machine::sync_cta(); }
+inline int __syncthreads_count(int counts) { return machine::sync_and_count(counts); }
 inline void __syncwarp(unsigned = ~0u) { machine::sync_warp(); }
 inline void __threadfence() { machine::give_way(); }
 inline void __threadfence_block() {}
@@ -256,6 +258,12 @@ inline int __any_sync(unsigned mask, int value) {
   for (int by = 16; by; by /= 2) value |= __shfl_xor_sync(mask, value, by);
   return value != 0;
 }
+inline unsigned __ballot_sync(unsigned mask, int value) {
+  unsigned votes = unsigned(value != 0) << machine::self->rank_in_cta % 32;
+  for (int by = 16; by; by /= 2) votes |= __shfl_xor_sync(mask, votes, by);
+  return votes;
+}
+inline int __popc(unsigned word) { return __builtin_popcount(word); }
 template <class T>
 T atomicAdd(T* address, T value) {
   return machine::atomic(address, [=](T before) { return before + value; });
@@ -280,6 +288,7 @@ inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selectors)
   for (int at = 0; at < 4; at++) found |= unsigned(bytes >> (selectors >> 4 * at & 7) * 8 & 0xff) << 8 * at;
   return found;
 }
+inline unsigned __float_as_uint(float x) { return __float_as_int(x); }
 inline float __int_as_float(int x) {
   float value;
   std::memcpy(&value, &x, sizeof value);

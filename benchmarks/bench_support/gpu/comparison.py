@@ -57,6 +57,8 @@ class Arguments:
     rows_vary: bool
     """Whether errors are relative to the size of their row, as `Rule.rows_vary` says."""
     flush: Callable[[], object]
+    results: int = 1
+    """Results of a call, of which the first is compared: contenders may choose other ones of equal elements."""
 
     def error(self, call: Call) -> float:
         """Return a contender's relative error; raise ValueError if it is over the tolerance."""
@@ -65,8 +67,10 @@ class Arguments:
 
         from kerneldecl.rule import dtype_tolerance
 
-        poison(self.sets[0][-1])
-        got = call(0)
+        for out in self.sets[0][-self.results :]:
+            poison(out)
+        found = call(0)
+        got = found if self.results == 1 else found[0]
         if got.is_cuda:
             torch.cuda.synchronize()
         error = relative_error(got, self.want, rows_vary=self.rows_vary)
@@ -87,7 +91,7 @@ def arguments_of(entry: Entry) -> Arguments:
     import numpy as np
     import torch
     from bench_support.gpu.timing import copies_of, flusher
-    from bench_support.gpu.torch_references import dtype_of, inputs_of, reference
+    from bench_support.gpu.torch_references import dtype_of, host_array, inputs_of, reference
 
     from kerneldecl.plugins.load import load_rule
 
@@ -99,18 +103,19 @@ def arguments_of(entry: Entry) -> Arguments:
     try:
         want = reference(entry.workload.rule, attrs, inputs)
     except KeyError:
-        want = torch.from_numpy(np.asarray(rule.reference(*(x.cpu().numpy() for x in inputs)))).to(device)
-    (out,) = rule.signature().outputs
+        found = rule.reference(*(host_array(x) for x in inputs))
+        want = torch.from_numpy(np.asarray(found if isinstance(found, np.ndarray) else found[0])).to(device)
+    outs = rule.signature().outputs
     sets = [
-        [*(x.clone() for x in inputs), torch.empty(out.shape, dtype=dtype_of(out), device=device)]
+        [*(x.clone() for x in inputs), *(torch.empty(out.shape, dtype=dtype_of(out), device=device) for out in outs)]
         for _ in range(copies_of(rule.least_bytes(), gpu.l2_bytes) if gpu else 1)
     ]
     tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
-    return Arguments(sets, want, tolerance, rule.rows_vary(), flusher(gpu.l2_bytes) if gpu else lambda: None)
+    return Arguments(sets, want, tolerance, rule.rows_vary(), flusher(gpu.l2_bytes) if gpu else lambda: None, len(outs))
 
 
-def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
-    """Return a call of a library's kernel, on a GPU on torch's current stream."""
+def kernel_call(built: Built, sets: Sequence[Args], results: int = 1) -> Call:
+    """Return a call of a library's kernel, on a GPU on torch's current stream, whose last arguments are so many results."""
     import tvm  # noqa: F401  its runtime launches kernels
     import tvm_ffi
 
@@ -124,7 +129,7 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
     def call(i: int) -> Any:
         with tvm_ffi.use_torch_stream() if sets[i][-1].is_cuda else nullcontext():
             kernel(*given[i])
-        return sets[i][-1]
+        return sets[i][-1] if results == 1 else sets[i][-results:]
 
     call.placed = placed  # type: ignore[attr-defined]  # keeps the tensors' memory alive
 
@@ -147,7 +152,7 @@ def compare(job: Job) -> Row:
     laps = [time.perf_counter()]
     arguments = arguments_of(job.entry)
     laps.append(time.perf_counter())
-    calls = {name: kernel_call(built, arguments.sets) for name, built in zip(OURS, (job.best, job.first), strict=True)}
+    calls = {name: kernel_call(built, arguments.sets, arguments.results) for name, built in zip(OURS, (job.best, job.first), strict=True)}
     errors = {name: arguments.error(call) for name, call in calls.items()}
     failures: dict[str, str] = {}
     for name, make in _rivals(job, arguments).items():
@@ -233,7 +238,7 @@ def _rivals(job: Job, arguments: Arguments) -> dict[str, Callable[[], Call]]:
         found |= {name: lambda call=call: call for name, call in triton_baselines(rule, attrs, arguments.sets, wanted[-1]).items()}
     if job.default is not None:
         default = job.default
-        found["dlight"] = lambda: kernel_call(_usable(default), arguments.sets)
+        found["dlight"] = lambda: kernel_call(_usable(default), arguments.sets, arguments.results)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
 from bench_support.gpu.timing import Call
+from bench_support.gpu.torch_places import PLACES, convolution
 from bench_support.gpu.torch_rules import (
     BINARY,
     FLOAT8,
@@ -124,6 +125,8 @@ def _gemv_i4_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
 def _conv2d_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     """Return cuDNN's fastest algorithm, on channels last (the rule's layout, without a copy) and first; epilogues fused where it can."""
     steps = attrs["epilogue"]
+    if attrs["layout"] == "nchw" or attrs["strides"] or attrs["pads"] or attrs["dilations"]:
+        return convolution(attrs, sets)
     if not all(step in STEPS or step in WITH_OPERAND for step in steps):
         return {}
     bias_first = bool(steps) and steps[0] == "bias"
@@ -231,4 +234,5 @@ _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "transpose": lambda attrs, sets: {"copy_": lambda i: sets[i][1].copy_(sets[i][0].permute(attrs["axes"]))},
     "attention": _attention_baselines,
     "attention_decode": _attention_decode_baselines,
+    **PLACES,
 }

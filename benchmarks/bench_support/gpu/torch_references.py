@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
+from bench_support.gpu.torch_places import PLACES
 from bench_support.gpu.torch_rules import (
     BINARY,
     FLOAT8,
@@ -41,9 +42,29 @@ def dtype_of(arg: Arg) -> Any:
     return getattr(torch, arg.dtype)
 
 
+def host_array(x: Tensor) -> Any:
+    """Return a tensor as an array, also of bfloat16, which NumPy has of ml_dtypes."""
+    import ml_dtypes
+
+    return x.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.cpu().numpy()
+
+
+def _tensor(array: Any) -> Tensor:
+    """Return an array as a tensor: `host_array` the other way round."""
+    import numpy as np
+
+    is_bfloat16 = array.dtype.name == "bfloat16"
+    found = torch.from_numpy(np.ascontiguousarray(array.view(np.int16) if is_bfloat16 else array))
+    return found.view(torch.bfloat16) if is_bfloat16 else found
+
+
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
     """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
+    if rule_name in PLACES:
+        import numpy as np
+
+        return [_tensor(array).to(device) for array in rule.inputs(np.random.default_rng(0))]
     scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
@@ -98,6 +119,8 @@ def poison(out: Tensor) -> None:
 
 def reference(rule_name: str, attrs: Attrs, inputs: Args) -> Tensor:
     """Return what the rule's reference computes; raise KeyError for an unknown rule."""
+    if rule_name == "conv2d" and (attrs["layout"] == "nchw" or attrs["strides"] or attrs["pads"] or attrs["dilations"]):
+        raise KeyError("conv2d whose sides differ, or with channels first")
     if not all(step in STEPS or step in WITH_OPERAND for step in attrs.get("epilogue", ())):
         raise KeyError(f"{rule_name} with epilogue {attrs['epilogue']}")
     return _REFERENCES[rule_name](attrs, inputs)
@@ -215,4 +238,8 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "rotary": lambda attrs, inputs: rotary(attrs, *(x.double() for x in inputs)),
     "attention": _attention_reference,
     "attention_decode": _attention_decode_reference,
+    "embedding": lambda _, inputs: inputs[0][inputs[1]],
+    "arg_reduce": lambda attrs, inputs: getattr(torch, attrs["op"])(inputs[0], attrs["axis"]),
+    "topk": lambda attrs, inputs: torch.topk(inputs[0], attrs["k"], largest=attrs["largest"])[0],
+    "sort": lambda attrs, inputs: torch.sort(inputs[0], descending=attrs["descending"])[0],
 }

@@ -66,7 +66,7 @@ class SlidingWindow:
 
 def sliding_window_of(space: IterSpace, gemm: Contraction) -> SlidingWindow | None:
     """Return how a convolution maps to its image, None for GEMMs in which no image with overlapping windows is an operand."""
-    if gemm.batch or len(gemm.m) != 3 or len(gemm.k) < 2:
+    if gemm.batch or len(gemm.m) != 3 or len(gemm.n) != 1 or len(gemm.k) < 2:
         return None
     block = next(block for block in space.blocks if block.is_reduction)
     image = block.reads[gemm.a.position]

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.analysis.hopper_limits import TMA_ALIGN_BYTES
+from kerneldecl.analysis.images import IMAGE_RANK, with_row
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.operands import has_residual
@@ -21,8 +22,6 @@ ITEM_BYTES = 2
 """Bytes of an operand's element."""
 ALIGNED_ITEMS = TMA_ALIGN_BYTES // ITEM_BYTES
 """Elements of which a tensor map's strides are multiples."""
-IMAGE_RANK = 4
-"""Dimensions of images: image, row, column, channel."""
 SAME_TILE = 4
 """Proposals of one tile at most; see `gemm_tiles.ranked`."""
 
@@ -59,8 +58,9 @@ def _image_reduction(space: IterSpace, gemm: Contraction) -> ImageReduction | No
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
     image = block.reads[gemm.a.position]
-    source = stored(space, image)
-    if gemm.batch or len(image.index) != IMAGE_RANK or not all(map(_is_copy, before)) or not _adds_only_margins(source, image):
+    source, image = with_row(stored(space, image)), with_row(image)
+    is_image = len(image.index) == IMAGE_RANK and len(with_row(block.writes[0]).shape) == IMAGE_RANK
+    if gemm.batch or not is_image or not all(map(_is_copy, before)) or not _adds_only_margins(source, image):
         return None
     return ImageReduction(block, image, source)
 

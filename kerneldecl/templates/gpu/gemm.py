@@ -33,6 +33,12 @@ SPLIT_K_BLOCKS_WANTED = 128
 """Blocks below which the split-K reduction has smaller blocks: a few SMs alone do not saturate L2."""
 
 
+OWN_KERNEL = "kerneldecl.own_kernel"
+"""Annotation of a block that is scheduled already."""
+MOVED_VECTOR, MOVED_BLOCK = 4, 128
+"""Results of a thread, and threads of a block, of the kernel that puts results in other places."""
+
+
 @dataclass(frozen=True)
 class NormalForm:
     """A GEMM in normal form: C[batch, m, n] += A[batch, m or k, …] * B[batch, n or k, …]."""
@@ -61,10 +67,12 @@ def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], *, k_first:
     first. With split-K, accumulators are stored in global memory for `reduce_split_k`. None where the epilogue cannot be merged
     into one block.
     """
-    fused = fuse_epilogue(sch)
+    fused = fuse_epilogue(sch, has_behind=True)
     if fused is None:
         return None
     block = fused.block
+    if fused.behind is not None:
+        _move_results(sch, fused.behind)
     # 1. Copies indexed by the block's own axes, which are inlined later; each group of axes is fused.
     for operand, spatial in ((gemm.a, gemm.m), (gemm.b, gemm.n)):
         sch.reindex(block, ("read", operand.position))
@@ -90,6 +98,23 @@ def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], *, k_first:
     if batch:
         sch.fuse(part, *batch)
     return NormalForm(gemm, partial, sch.cache_write(partial, 0, "local"), block)
+
+
+def _move_results(sch: Schedule, block: Any) -> None:
+    """Schedule the block that puts results in other places as a kernel of its own, neighbours in memory by neighbouring threads."""
+    width = math.gcd(int(sch.get(block).writes[0].source.shape[-1]), MOVED_VECTOR)
+    grid = sch.fuse(*sch.get_loops(block))
+    grid, thread, element = sch.split(grid, [None, MOVED_BLOCK, width])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    if width > 1:
+        sch.vectorize(element)
+    sch.annotate(block, OWN_KERNEL, 1)
+
+
+def _is_kernel(block: Any) -> bool:
+    """Say whether a block is no part of the kernel that stores accumulators: another reduction, or what puts results in other places."""
+    return is_reduction(block) or OWN_KERNEL in block.annotations
 
 
 def reduce_split_k(sch: Schedule, block: Any, gemm: Contraction) -> None:
@@ -126,7 +151,7 @@ def place_store(sch: Schedule, store: Any, loop: Any, *, keeps_unit_loops: bool 
     The blocks after the store bring the bounds. TVM drops the predicate of a block that it moves, so they are inlined after the move.
     """
     sch.reverse_compute_at(store, loop, preserve_unit_loops=keeps_unit_loops)
-    while (following := sch.get_consumers(store)) and not is_reduction(sch.get(following[0])):
+    while (following := sch.get_consumers(store)) and not _is_kernel(sch.get(following[0])):
         sch.reverse_compute_inline(following[0])
 
 

@@ -1,19 +1,18 @@
-"""Owns the reading of a convolution of images whose channels are contiguous: where its operands lie, what its epilogue computes.
+"""Owns the reading of a convolution of images or sequences whose channels are contiguous: where operands lie, what the epilogue computes.
 
 Knows nothing of tiles, instructions or targets.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Range, TensorLoad, Var
+from tvm.ir import Range, TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.sym import Analyzer, detect_linear_equation
@@ -23,13 +22,14 @@ from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.templates.hopper.read_gemm import dense_strides, is_load_of, loads_of, replaced, uncast
+from kerneldecl.templates.hopper.read_padding import read_padding
 from kerneldecl.templates.shared.contraction import FusedReduction, fuse_epilogue
 from kerneldecl.templates.shared.fast_math import with_fast_activations
 
 Terms = tuple[dict[int, int], int]
 """An index: coefficients by axis, and a constant."""
-_RANK = 4
-_COMPARISONS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
+_RANK, _ROW = 4, 1
+"""Dimensions of an image, and which of them is the row."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Convolution:
     """Y[n, h, w, f] = epilogue(sum over r, s, c of X[n, h * stride + r * dilation - padding, ..., c] * W[r, s, c, f])."""
 
     func_params: tuple[Any, ...]
+    views: tuple[tuple[Any, Any], ...]
+    """Buffers of images of one row, each with the argument whose memory it is, where that is of sequences."""
     image: Any
     """[n, h, w, c], dense."""
     weights: Any
@@ -70,6 +72,27 @@ class Convolution:
     """(accumulator, indices of the result, values of the epilogue's operands there) -> the element to store there."""
     aux: Callable[[Sequence[Any]], list[Any]]
     """Indices of the result -> loads of the epilogue's operands, such as a bias."""
+
+
+def _with_zero(index: Sequence[Any], place: int, zero: int = 0) -> list[Any]:
+    """Return the index, or the shape, of a sequence or its weights as that of an image of one row; that of an image as it is."""
+    return list(index) if len(index) >= _RANK else [*index[:place], zero, *index[place:]]
+
+
+def _with_row(buffer: Any, place: int) -> Any:
+    """Return a sequence's buffer with an axis of one row; an image's as it is."""
+    if len(buffer.shape) >= _RANK:
+        return buffer
+    return tirx.decl_buffer(_with_zero(buffer.shape, place, 1), buffer.dtype, f"{buffer.name}_image")
+
+
+def with_views(mod: tvm.IRModule, convolution: Convolution) -> tvm.IRModule:
+    """Return a kernel's module in which the convolution's views are those of arguments."""
+    if not convolution.views:
+        return mod
+    func = mod["main"]
+    declared = [tirx.DeclBuffer(view, data=base.data) for view, base in convolution.views]
+    return tvm.IRModule({"main": func.with_body(tirx.SeqStmt([*declared, func.body]))})
 
 
 def read_convolution(mod: tvm.IRModule) -> Convolution | None:
@@ -101,10 +124,11 @@ class Operands(NamedTuple):
 
 
 class _Accesses(NamedTuple):
-    """What a convolution's reduction reads and writes."""
+    """What a convolution's reduction reads and writes; sequences are images of one row, whose indices have a zero there."""
 
     source: Any
     """The image's buffer, without its zeros around."""
+    image_shape: tuple[int, ...]
     padding: list[int]
     """Zeros before each dimension of the image."""
     weights: Any
@@ -130,15 +154,18 @@ def read(sch: Schedule, fused: FusedReduction, producers: Sequence[Any], operand
     strides = _weight_strides(axes, found)
     if windows is None or strides is None:
         return None
+    given = (fresh[found.source], fresh[found.weights.source], fresh[found.stored.buffer])
+    image, weights, out = (_with_row(buffer, place) for buffer, place in zip(given, (_ROW, 0, _ROW), strict=True))
     return Convolution(
         func_params=tuple(fresh[param] for param in func.params),
-        image=fresh[found.source],
-        weights=fresh[found.weights.source],
+        views=tuple((view, base) for view, base in zip((image, weights, out), given, strict=True) if not view.same_as(base)),
+        image=image,
+        weights=weights,
         weight_strides=strides,
-        out=fresh[found.stored.buffer],
-        images=int(found.source.shape[0]),
-        channels=int(found.source.shape[3]),
-        filters=int(found.stored.buffer.shape[3]),
+        out=out,
+        images=found.image_shape[0],
+        channels=found.image_shape[3],
+        filters=int(out.shape[3]),
         rows=windows[0],
         columns=windows[1],
         accum_dtype=operands.accum_dtype,
@@ -154,18 +181,20 @@ def _accesses(axes: _Axes, block: Any, last: Any, producers: Sequence[Any], oper
     loads = [uncast(multiply.a), uncast(multiply.b)]
     image, weights = loads[operands.image], loads[operands.weights]
     stored = last.body if last is not None else block.body
-    padded = _padding(producers[0]) if producers else (image.source, [0] * len(image.indices))
+    padded = read_padding(producers[0]) if producers else (image.source, [0] * len(image.indices))
     if padded is None or (producers and not image.source.same_as(producers[0].writes[0].source)):
         return None
     groups, pixel = _split_groups(axes, image, block.body.indices)
-    indices = [axes.all_terms(index) for index in (pixel, weights.indices, block.body.indices)]
+    places = (_with_zero(pixel, _ROW), _with_zero(weights.indices, 0), _with_zero(block.body.indices, _ROW))
+    indices = [axes.all_terms(index) for index in places]
     known = [index for index in indices if index is not None]
     is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
     if len(known) < len(indices) or not is_in_order:
         return None
     return _Accesses(
         source=padded[0],
-        padding=padded[1],
+        image_shape=tuple(_with_zero([int(extent) for extent in padded[0].shape], _ROW, 1)),
+        padding=_with_zero(padded[1], _ROW),
         weights=weights,
         stored=stored,
         image_index=known[0],
@@ -197,7 +226,8 @@ def _epilogue(stored: Any, accum: Any, fresh: dict[Any, Any]) -> dict[str, Any]:
     loads = [] if accum is None else loads_of(end, accum)
 
     def known(index: Sequence[Any]) -> dict[Any, Any]:
-        places = zip(stored.indices, index, strict=True)
+        own = index if len(stored.indices) == _RANK else [*index[:_ROW], *index[_ROW + 1 :]]
+        places = zip(stored.indices, own, strict=True)
         return {**fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + at) for var, at in places}}
 
     def value(total: Any, index: Sequence[Any], aux: Sequence[Any]) -> Any:
@@ -280,7 +310,7 @@ def _window(axes: _Axes, found: _Accesses, dim: int) -> SlidingWindow | None:
     if has_other_axes or any(c < 1 for c in terms.values()):
         return None
     return SlidingWindow(
-        image=int(found.source.shape[dim]),
+        image=found.image_shape[dim],
         results=next((axes.extents[at] for at in spatial), 1),
         taps=next((axes.extents[at] for at in reduced), 1),
         stride=next(iter(spatial.values()), 1),
@@ -292,7 +322,8 @@ def _window(axes: _Axes, found: _Accesses, dim: int) -> SlidingWindow | None:
 def _weight_strides(axes: _Axes, found: _Accesses) -> tuple[int, int, int, int] | None:
     """Return the strides of filters, channels, columns and rows of taps, in elements; 0 where there is one."""
     strides: dict[int, int] = {}
-    for (terms, constant), pitch in zip(found.weight_index, dense_strides(found.weights.source.shape), strict=True):
+    pitches = dense_strides(_with_zero(found.weights.source.shape, 0, 1))
+    for (terms, constant), pitch in zip(found.weight_index, pitches, strict=True):
         if constant:
             return None
         for at, coefficient in terms.items():
@@ -306,64 +337,3 @@ def _weight_strides(axes: _Axes, found: _Accesses) -> tuple[int, int, int, int] 
     column = stride(found.image_index[2][0], is_reduced=True)
     filters = stride(found.accum_index[3][0], is_reduced=False)
     return None if strides else (filters, channel, column, row)
-
-
-def _padding(block: Any) -> tuple[Any, list[int]] | None:
-    """Return what a block pads with zeros, and how many are before each dimension; None where it does something else."""
-    axes, store = [axis.var for axis in block.iter_vars], block.body
-    if not isinstance(store, tirx.BufferStore) or not all(own.same_as(var) for own, var in zip(store.indices, axes, strict=True)):
-        return None
-    value, conditions = store.value, []
-    if isinstance(value, tvm.ir.Call) and value.op.name == "prim.if_then_else":
-        condition, value, otherwise = value.args
-        conditions = list(_conjuncts(condition))
-        if not isinstance(otherwise, tirx.FloatImm | tirx.IntImm) or otherwise.value != 0:
-            return None
-    if not isinstance(value, TensorLoad):
-        return None
-    offsets, analyzer = [], Analyzer()
-    for index, var in zip(value.indices, axes, strict=True):
-        moved = analyzer.simplify(index - var)
-        if not isinstance(moved, tirx.IntImm):
-            return None
-        offsets.append(-int(moved.value))
-    sides = [int(extent) for extent in value.source.shape]
-    padded = [int(axis.dom.extent) for axis in block.iter_vars]
-    is_zero_outside = all(map(_is_cut, axes, offsets, sides, padded, [conditions] * len(axes))) and all(
-        sum(_mentions(condition, var) for var in axes) == 1 for condition in conditions
-    )
-    return (value.source, offsets) if is_zero_outside else None
-
-
-def _is_cut(var: Any, offset: int, side: int, padded: int, conditions: Sequence[Any]) -> bool:
-    """Say whether comparisons hold for a dimension's places within the source and fail for those outside.
-
-    Each is linear in one variable, so that the places next to the edges decide for all.
-    """
-    own = [condition for condition in conditions if _mentions(condition, var)]
-    if not all(type(condition).__name__ in _COMPARISONS for condition in own):
-        return False
-
-    def holds(place: int) -> bool:
-        return all(_COMPARISONS[type(condition).__name__](*(_at(side, place) for side in (condition.a, condition.b))) for condition in own)
-
-    edges = {place for place in (0, offset - 1, offset, offset + side - 1, offset + side, padded - 1) if 0 <= place < padded}
-    return all(holds(place) == (offset <= place < offset + side) for place in edges)
-
-
-def _at(expr: Any, place: int) -> int:
-    return int(Analyzer().simplify(structural.structural_map(expr, [(Var, lambda own: tirx.const(place, own.ty.dtype))])).value)
-
-
-def _mentions(expr: Any, var: Any) -> bool:
-    found: list[Any] = []
-    structural.structural_walk(expr, [(Var, lambda own: found.append(own) if own.same_as(var) else None)])
-    return bool(found)
-
-
-def _conjuncts(condition: Any) -> Iterator[Any]:
-    if isinstance(condition, tirx.And):
-        yield from _conjuncts(condition.a)
-        yield from _conjuncts(condition.b)
-    else:
-        yield condition

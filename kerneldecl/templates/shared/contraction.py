@@ -19,17 +19,43 @@ class FusedReduction(NamedTuple):
     block: Any
     last: Any | None
     """None where the reduction has no epilogue."""
+    behind: Any | None = None
+    """The block that puts results in other places, all that follows merged into it; None where results are where they belong."""
 
     def blocks(self, sch: Schedule) -> tuple[Any, Any | None]:
         """Return both as the schedule's TensorIR blocks."""
         return sch.get(self.block), None if self.last is None else sch.get(self.last)
 
 
-def fuse_epilogue(sch: Schedule) -> FusedReduction | None:
-    """Merge the epilogue of a function's only reduction into one block; None where it has several reductions or another epilogue."""
+def fuse_epilogue(sch: Schedule, *, has_behind: bool = False) -> FusedReduction | None:
+    """Merge the epilogue of a function's only reduction into one block; None where it has several reductions or another epilogue.
+
+    With `has_behind`, blocks may follow that put the results in other places: they are merged into one, which is a kernel of its own.
+    """
     block = only_reduction(sch)
-    epilogue = None if block is None else epilogue_of(sch, block)
-    return None if epilogue is None else FusedReduction(block, merge(sch, epilogue) if epilogue else None)
+    if block is None:
+        return None
+    behind = _behind(sch, block) if has_behind else []
+    moved = merge(sch, behind) if behind else None
+    epilogue = epilogue_of(sch, block, but=behind[-1:])
+    return None if epilogue is None else FusedReduction(block, merge(sch, epilogue) if epilogue else None, moved)
+
+
+def _behind(sch: Schedule, block: Any) -> list[Any]:
+    """Return the blocks from the first one on that reads the results at other places; none where there is a reduction among them."""
+    following = _following(sch, block)
+    results = [sch.get(block).writes[0].source]
+    for at, each in enumerate(following):
+        if not _is_elementwise(sch.get(each), results):
+            return [] if any(is_reduction(sch.get(rest)) for rest in following[at:]) else following[at:]
+        results.append(sch.get(each).writes[0].source)
+    return []
+
+
+def _following(sch: Schedule, block: Any) -> list[Any]:
+    children = list(sch.get_child_blocks(sch.get_sblock("root")))
+    position = next(i for i, child in enumerate(children) if sch.get(child).same_as(sch.get(block)))
+    return children[position + 1 :]
 
 
 def only_reduction(sch: Schedule) -> Any | None:
@@ -49,11 +75,12 @@ def plain_positions(region: Any, axes: Sequence[Any]) -> list[int] | None:
     return found if len(found) == len(region.region) else None
 
 
-def epilogue_of(sch: Schedule, block: Any) -> list[Any] | None:
-    """Return the blocks after `block`, None unless each is elementwise in the results before it and all but the last have consumers."""
-    children = list(sch.get_child_blocks(sch.get_sblock("root")))
-    position = next(i for i, child in enumerate(children) if sch.get(child).same_as(sch.get(block)))
-    epilogue = children[position + 1 :]
+def epilogue_of(sch: Schedule, block: Any, but: Sequence[Any] = ()) -> list[Any] | None:
+    """Return the blocks after `block`, None unless each is elementwise in the results before it and all but the last have consumers.
+
+    The blocks in `but`, which come last, are left out.
+    """
+    epilogue = _following(sch, block)[: -len(but) or None]
     results = [sch.get(block).writes[0].source]
     for following in epilogue:
         sblock = sch.get(following)

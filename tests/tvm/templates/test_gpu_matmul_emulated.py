@@ -80,6 +80,36 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         "gpu_conv2d_tc",
         {**CONV, "smem_epilogue": 0},
     ),
+    "causal conv1d": (
+        "conv1d",
+        {"n": 2, "w": 37, "c": 24, "f": 40, "kw": 3, "pads": [2, 0], "epilogue": ["bias", "relu"]},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "conv3d": (
+        "conv3d",
+        {"n": 1, "d": 4, "h": 5, "w": 6, "c": 16, "f": 40, "kd": 3, "kh": 2, "kw": 3, "padding": 1, "stride": 2},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 1},
+    ),
+    "channels first": (
+        "conv2d",
+        {"n": 2, "h": 9, "w": 7, "c": 24, "f": 40, "kh": 3, "kw": 3, "padding": 1, "layout": "nchw", "epilogue": ["bias", "add"]},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "sides that differ": (
+        "conv2d",
+        {"n": 2, "h": 9, "w": 17, "c": 24, "f": 40, "kh": 3, "kw": 2, "strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2]},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "transposed": (
+        "conv2d_transpose",
+        {"n": 1, "h": 5, "w": 6, "c": 24, "f": 40, "kh": 4, "kw": 3, "stride": 2, "padding": 1},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
 }
 
 FORMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
@@ -108,7 +138,8 @@ def made(rule: Any, template: str, params: dict[str, Value], arch: Arch = H200) 
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    "name", only(("odd sizes, tn", "double buffering, odd sizes, split-K", "double buffering, a convolution", "convolution"), CASES)
+    "name",
+    only(("odd sizes, tn", "double buffering, odd sizes, split-K", "double buffering, a convolution", "convolution", "conv3d"), CASES),
 )
 def test_computes_what_the_rule_does(name: str) -> None:
     kind, attrs, template, params = CASES[name]

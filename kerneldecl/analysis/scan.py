@@ -1,0 +1,97 @@
+"""Owns cumulative sums as policies see them: sizes read from an iteration space, and the parameters of their kernels.
+
+Knows nothing of TVM or of which parameters are fast.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
+from kerneldecl.model import Gpu, IterSpace, dtype_bytes
+
+DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int32", "int64"})
+"""Of X and Y, which are alike."""
+MAX_OFFSET = 2**31
+"""Elements that 32-bit offsets address."""
+MAX_PARTS = 1024
+"""Parts of a row whose sums one thread block adds up."""
+
+
+class ScanSizes(NamedTuple):
+    """Sizes of a cumulative sum along the middle one of three axes."""
+
+    outer: int
+    extent: int
+    inner: int
+    """Elements between neighbours along the axis; 1 where rows are scanned."""
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        return self.outer * self.extent * self.inner
+
+
+class GpuScanParams(NamedTuple):
+    """The parameters of `gpu_scan`."""
+
+    threads: int
+    parts: int
+    """Thread blocks that share a row; with one, there is one kernel instead of two."""
+    unroll: int
+    """Vectors of a thread in flight together along rows; elements where `inner` is not 1."""
+
+    def width(self, sizes: ScanSizes) -> int:
+        """Return the neighbouring elements of one access: along the row, or of neighbouring rows."""
+        return math.gcd(sizes.extent if sizes.inner == 1 else sizes.inner, VECTOR_BYTES // dtype_bytes(sizes.dtype))
+
+    def step(self, sizes: ScanSizes) -> int:
+        """Return the elements along the axis that a thread block takes at once."""
+        return self.threads * self.width(sizes) * self.unroll if sizes.inner == 1 else self.unroll
+
+    def part(self, sizes: ScanSizes) -> int:
+        """Return the elements of a part along the axis, whole steps."""
+        step = self.step(sizes)
+        return -(-sizes.extent // (step * self.parts)) * step
+
+    def blocks(self, sizes: ScanSizes) -> int:
+        """Return the thread blocks of one part of everything."""
+        if sizes.inner == 1:
+            return sizes.outer
+        return sizes.outer * -(-sizes.inner // (self.width(sizes) * self.threads))
+
+    def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
+        """Say whether a kernel with these parameters can be built, and each part has elements."""
+        return (
+            takes(sizes)
+            and self.threads % WARP_LANES == 0
+            and 0 < self.threads <= gpu.max_threads_per_block
+            and 1 <= self.unroll <= 16
+            and 1 <= self.parts <= MAX_PARTS
+            and (self.parts - 1) * self.part(sizes) < sizes.extent
+        )
+
+
+def takes(sizes: ScanSizes) -> bool:
+    """Say whether the kernels compute such a sum."""
+    return sizes.dtype in DTYPES and sizes.elements < MAX_OFFSET
+
+
+def scan_of(space: IterSpace) -> ScanSizes | None:
+    """Return the sizes of the cumulative sum that an iteration space may be, None where it is none; the template reads it in full.
+
+    Its one reduction is along an axis that the result has, too, and reads one operand of the result's shape.
+    """
+    first, *rest = space.blocks
+    if not first.is_reduction or len(rest) > 1 or len(first.reads) != 1 or first.flops_per_point != 1:
+        return None
+    read, out = first.reads[0], space.blocks[-1].writes[0]
+    last = len(first.axes) - 1
+    along = [dim for dim, index in enumerate(read.index) if index is not None and dict(index).get(last)]
+    if read.shape != out.shape or len(first.axes) != len(read.shape) + 1 or len(along) > 1 or read.dtype != out.dtype:
+        return None
+    axis = along[0] if along else next((dim for dim, extent in enumerate(read.shape) if extent == 1), -1)
+    if axis < 0 or first.axes[last].extent != read.shape[axis]:
+        return None
+    return ScanSizes(math.prod(read.shape[:axis]), read.shape[axis], math.prod(read.shape[axis + 1 :]), read.dtype)

@@ -1,0 +1,77 @@
+"""Owns among how many threads and thread blocks a cumulative sum should be shared on a GPU, and what to try first.
+
+Knows nothing of TVM or of how the template applies it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from kerneldecl.analysis.scan import MAX_PARTS, GpuScanParams, ScanSizes, scan_of, takes
+from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Work, ranked
+
+TEMPLATES = ("gpu_scan",)
+AUTO = {"cuda": 52}
+HAS_TRACES = False
+
+THREADS = (128, 256, 64, 512, 32, 1024)
+UNROLL_ROWS, UNROLL_COLUMNS = (1, 2, 4), (4, 8, 16)
+WAVES = (1, 2, 4)
+"""Thread blocks for each SM where parts share rows."""
+OTHER_REGISTERS = 28
+SUM_FLOPS = 8.0
+"""Cost of an element in operations: convert, add twice, convert, and its share of the scan of threads."""
+SCAN_CYCLES = 150.0
+"""Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+    """Return the parameters with the least predicted time; nothing for what is no cumulative sum."""
+    sizes, gpu = scan_of(space), arch.the_gpu
+    if sizes is None or not takes(sizes):
+        return ()
+    fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if params.fits(sizes, gpu))
+    return ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
+
+
+def _choices(sizes: ScanSizes, gpu: Gpu) -> Iterator[GpuScanParams]:
+    """Yield the search space; some of it may not fit."""
+    for threads, unroll in itertools.product(THREADS, UNROLL_ROWS if sizes.inner == 1 else UNROLL_COLUMNS):
+        one = GpuScanParams(threads, 1, unroll)
+        yield one
+        for waves in WAVES:
+            parts = min(MAX_PARTS, gpu.sm_count * waves // one.blocks(sizes), -(-sizes.extent // one.step(sizes)))
+            if parts > 1:
+                # As many parts as have whole steps, all of them filled.
+                part = GpuScanParams(threads, parts, unroll).part(sizes)
+                yield GpuScanParams(threads, -(-sizes.extent // part), unroll)
+
+
+def _works(sizes: ScanSizes, params: GpuScanParams, gpu: Gpu) -> tuple[Work, ...]:
+    """Return the work of one kernel, or of the sums and of the scan."""
+    element, width, blocks = dtype_bytes(sizes.dtype), params.width(sizes), params.blocks(sizes)
+    nbytes, part = sizes.elements * element, params.part(sizes)
+    steps = -(-part // params.step(sizes))
+    held = params.unroll * width * element
+    lanes = (
+        sizes.outer * sizes.inner / width / (blocks * params.threads) if sizes.inner > 1 else min(1.0, sizes.extent / params.step(sizes))
+    )
+    base = Work(
+        blocks=blocks * params.parts,
+        threads=params.threads,
+        regs_per_thread=OTHER_REGISTERS + 2 * -(-held // 4) + 2 * width,
+        flops_per_s=gpu.simt_rate("float32"),
+        flops=sizes.elements * (SUM_FLOPS + 2 * ACCESS_FLOPS / width) / max(lanes, 1e-3),
+        dram_bytes=2 * nbytes,
+        l2_bytes=2 * nbytes,
+        rounds=max(1.0, steps / 2),
+        serial_cycles=steps * SCAN_CYCLES if sizes.inner == 1 else steps * params.unroll * 4.0,
+        barriers=1,
+    )
+    if params.parts == 1:
+        return (base,)
+    sums = base._replace(flops=base.flops / 3, dram_bytes=nbytes, l2_bytes=nbytes, rounds=max(1.0, steps / 4), serial_cycles=0.0)
+    again = nbytes if nbytes > gpu.l2_bytes / 2 else 0
+    return sums, base._replace(dram_bytes=nbytes + again, barriers=2)

@@ -1,0 +1,41 @@
+"""Owns the names of dtypes in CUDA text, and conversions between an element and the dtype that it is computed in.
+
+Knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+_TYPES = {
+    "float16": "half",
+    "bfloat16": "nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "int32": "int",
+    "int64": "int64_t",
+}
+_WIDEN = {"float16": "__half2float(x)", "bfloat16": "__bfloat162float(x)"}
+_NARROW = {"float16": "__float2half_rn(x)", "bfloat16": "__float2bfloat16_rn(x)"}
+_RAW = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
+
+
+def access_type(nbytes: int) -> str:
+    """Return CUDA's name of a type of so many bytes, a power of two up to 16, that one instruction loads or stores."""
+    return _RAW[nbytes]
+
+
+def cuda_type(dtype: str) -> str:
+    """Return CUDA's name of a dtype."""
+    return _TYPES[dtype]
+
+
+def widened(dtype: str, accum: str) -> str:
+    """Return functions `wide`, from an element to the dtype that it is computed in, and `narrow`, back."""
+    item, sum_ = cuda_type(dtype), cuda_type(accum)
+    there, back = _WIDEN.get(dtype, "x"), _NARROW.get(dtype, "x")
+    return f"""
+__device__ __forceinline__ {sum_} wide({item} x) {{ return {there}; }}
+__device__ __forceinline__ {item} narrow({sum_} x) {{ return {back}; }}
+"""

@@ -1,0 +1,153 @@
+"""Cumulative sums, sorted rows and rows added at indices: right on the emulated GPU and on this CPU, None and no proposal for others."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from emulation import emulate
+from support.compilers import needs_nvcc
+from support.repository import REPOSITORY
+from support.thinned import at
+
+from kerneldecl.arrays import aligned, poisoned, relative_error
+from kerneldecl.artifact.kernels import tensor
+from kerneldecl.compiler import canonical, cuda
+from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.model import Value
+from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.rule import Rule
+from kerneldecl.store.local import LocalStore
+
+H200, HOST = load_arch(REPOSITORY, "h200"), load_arch(REPOSITORY, "host")
+KINDS = {"cumsum": "scan", "topk": "topk", "sort": "topk", "scatter_add": "scatter_add"}
+CASES: list[tuple[str, dict[str, Any], dict[str, Value]]] = [
+    ("cumsum", {"shape": (3, 1000), "dtype": "float16", "exclusive": True}, {"threads": 64, "parts": 1, "unroll": 2}),
+    ("cumsum", {"shape": (2, 1001), "dtype": "int32", "reverse": True}, {"threads": 64, "parts": 3, "unroll": 1}),
+    ("cumsum", {"shape": (2, 50, 35), "axis": 1, "dtype": "bfloat16", "reverse": True}, {"threads": 32, "parts": 3, "unroll": 4}),
+    ("cumsum", {"shape": (1, 1)}, {"threads": 32, "parts": 1, "unroll": 1}),
+    ("sort", {"shape": (2, 300), "dtype": "float16", "descending": True}, {"threads": 64, "entries": 512, "kept": 0}),
+    ("topk", {"shape": (2, 1001), "k": 5, "largest": False, "dtype": "bfloat16"}, {"threads": 64, "entries": 64, "kept": 1}),
+    ("topk", {"shape": (2, 1024), "k": 9, "dtype": "uint8", "index_dtype": "int32"}, {"threads": 64, "entries": 64, "kept": 1}),
+    ("topk", {"shape": (1, 512), "k": 100, "dtype": "int32"}, {"threads": 64, "entries": 128, "kept": 0}),
+    ("topk", {"shape": (1, 1), "k": 1}, {"threads": 32, "entries": 32, "kept": 0}),
+    ("scatter_add", {"rows": 37, "columns": 12, "updates": 150, "dtype": "float16"}, {"tile_rows": 8, "lanes": 4, "width": 2, "warps": 2}),
+    ("scatter_add", {"rows": 3, "columns": 33, "updates": 70, "base": False}, {"tile_rows": 4, "lanes": 16, "width": 1, "warps": 1}),
+]
+
+
+def rule_of(name: str, **attrs: Any) -> Rule:
+    rule = load_rule(REPOSITORY, name).of(REPOSITORY, attrs)
+    assert list(rule.problems()) == []
+    return rule
+
+
+def template_of(kind: str, rule: str) -> Any:
+    return importlib.import_module(f"kerneldecl.templates.{kind}_{KINDS[rule]}")
+
+
+def policy_of(kind: str, rule: str) -> Any:
+    return importlib.import_module(f"kerneldecl.policies.{kind}_{KINDS[rule]}")
+
+
+def wanted(rule: Rule, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    found = rule.reference(*inputs)
+    return [found] if isinstance(found, np.ndarray) else list(found)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("name", "attrs", "params"), at({1, 6, 10}, CASES), ids=str)
+def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
+    rule = rule_of(name, **attrs)
+    kernel = template_of("gpu", name).apply(canonical.lower(rule), params, H200)
+    inputs, outs = rule.inputs(np.random.default_rng(3)), rule.signature().outputs
+    found = emulate(kernel["main"], *inputs, *map(poisoned, outs))[-len(outs) :]
+    assert all(relative_error(got, want) <= rule.tolerance() for got, want in zip(found, wanted(rule, inputs), strict=True))
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("entries", [32, 256])
+def test_equal_elements_and_nan_are_chosen_in_their_order(entries: int) -> None:
+    """More equal elements than a thread block sorts are searched bit by bit."""
+    rule = rule_of("topk", shape=(2, 400), k=20)
+    kernel = template_of("gpu", "topk").apply(canonical.lower(rule), {"threads": 64, "entries": entries, "kept": 1}, H200)
+    x = np.random.default_rng(0).choice(np.array([1.0, 1.0, -0.0, 0.0, np.nan, -np.inf], np.float32), (2, 400))
+    *_, values, indices = emulate(kernel["main"], x, *map(poisoned, rule.signature().outputs))
+    for got, want in zip((values, indices), rule.reference(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_right_results_on_this_cpu(case: tuple[str, dict[str, Any], dict[str, Value]]) -> None:
+    name, attrs, _ = case
+    rule = rule_of(name, **attrs)
+    mod = canonical.lower(rule)
+    proposals = policy_of("cpu", name).propose(iter_space(mod), HOST, 9)
+    assert {dict(each.candidate.params)["parallel"] for each in proposals} == {True, False}
+    kernel = tvm.compile(template_of("cpu", name).apply(mod, {"parallel": True}, HOST), target=target_of(HOST), tir_pipeline=PIPELINE)[
+        "main"
+    ]
+    inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(3))]
+    outs = [aligned(poisoned(arg)) for arg in rule.signature().outputs]
+    kernel(*map(tensor, inputs), *map(tensor, outs))
+    assert all(relative_error(got, want) <= rule.tolerance() for got, want in zip(outs, wanted(rule, inputs), strict=True))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_other_functions_are_none_and_have_no_proposal(name: str) -> None:
+    others = ("reduce", {"op": "sum", "shape": (33, 77), "axes": (1,)}), ("embedding", {"indices": (3,), "rows": 5, "columns": 4})
+    spaces = [canonical.lower(rule_of(other, **attrs)) for other, attrs in others]
+    spaces.append(
+        canonical.lower(
+            rule_of("cumsum" if KINDS[name] == "topk" else "topk", shape=(3, 40), **({} if KINDS[name] == "topk" else {"k": 2}))
+        )
+    )
+    for mod in spaces:
+        for kind, arch in (("gpu", H200), ("cpu", HOST)):
+            assert policy_of(kind, name).propose(iter_space(mod), arch, 5) == ()
+            params = next(params for other, _, params in CASES if other == name) if kind == "gpu" else {"parallel": False}
+            assert template_of(kind, name).apply(mod, params, arch) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs", "wrong"),
+    [
+        ("cumsum", {"shape": (2, 1000)}, {"threads": 48, "parts": 1, "unroll": 1}),
+        ("cumsum", {"shape": (2, 1000)}, {"threads": 256, "parts": 9, "unroll": 1}),
+        ("topk", {"shape": (2, 100), "k": 50}, {"threads": 64, "entries": 32, "kept": 0}),
+        ("topk", {"shape": (2, 100), "k": 50}, {"threads": 64, "entries": 96, "kept": 0}),
+        ("scatter_add", {"rows": 9, "columns": 6, "updates": 5}, {"tile_rows": 8, "lanes": 4, "width": 4, "warps": 1}),
+        ("scatter_add", {"rows": 9, "columns": 6, "updates": 5}, {"tile_rows": 4096, "lanes": 32, "width": 2, "warps": 1}),
+    ],
+    ids=str,
+)
+def test_parameters_that_do_not_fit_are_none(name: str, attrs: dict[str, Any], wrong: dict[str, Value]) -> None:
+    assert template_of("gpu", name).apply(canonical.lower(rule_of(name, **attrs)), wrong, H200) is None
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["t4", "h200"])
+@pytest.mark.parametrize(
+    ("name", "attrs"),
+    [
+        ("cumsum", {"shape": (512, 4096), "dtype": "float16"}),
+        ("cumsum", {"shape": (1 << 22,)}),
+        ("topk", {"shape": (64, 32000), "k": 50}),
+        ("sort", {"shape": (64, 4096), "dtype": "bfloat16"}),
+        ("scatter_add", {"rows": 3000, "columns": 1024, "updates": 8192}),
+    ],
+    ids=str,
+)
+def test_the_first_candidate_compiles_and_does_not_spill(name: str, attrs: dict[str, Any], gpu: str, tmp_path: Path) -> None:
+    arch, mod = load_arch(REPOSITORY, gpu), canonical.lower(rule_of(name, **attrs))
+    first, *_ = policy_of("gpu", name).propose(iter_space(mod), arch, 20)
+    kernel = template_of("gpu", name).apply(mod, dict(first.candidate.params), arch)
+    launches = cuda.compile_cuda_object(kernel, arch, "kernel", LocalStore(tmp_path)).launches
+    assert not any(launch.usage.spill_bytes + launch.usage.stack_bytes for launch in launches)
