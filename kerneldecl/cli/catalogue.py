@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,12 +37,19 @@ next: `kerneldecl archs ARCH` shows all figures, `kerneldecl doctor --propose-ar
 
 @click.command()
 @click.argument("rule", required=False)
+@click.option("--write", "folder", type=click.Path(path_type=Path), metavar="FOLDER", help="Write a page of each rule as Markdown there.")
 @json_option
 @click.pass_obj
-def rules(settings: Settings, rule: str | None, as_json: bool) -> None:
-    """List the rules, or show one: its attributes, its kernel's arguments, an entry to paste."""
+def rules(settings: Settings, rule: str | None, folder: Path | None, as_json: bool) -> None:
+    """List the rules, or show one, also by other names of operators: its attributes, its kernel's arguments, an entry to paste."""
     from kerneldecl.declare.catalogue import rule_page, rule_pages
 
+    if folder is not None:
+        from kerneldecl.cli.rule_pages import write_rule_pages
+
+        files = write_rule_pages(settings.root, folder)
+        print_result(as_json, {"schema": 1, "files": [str(file) for file in files]}, lambda _: f"{len(files)} pages in {folder}")
+        return
     pages = (rule_page(settings.root, rule),) if rule else rule_pages(settings.root)
     _print(as_json, pages, _rule_text if rule else None, _rules_text)
 
@@ -95,7 +103,16 @@ def _rules_text(pages: Sequence[RulePage]) -> str:
 
 
 def _rule_text(page: RulePage) -> str:
-    lines = [f"{page.name}, in {page.file}", "", page.description, "", *_attributes(page.attributes, "attribute"), "", page.example]
+    lines = [
+        *([page.called, ""] if page.called else []),
+        f"{page.name}, in {page.file}",
+        "",
+        page.description,
+        "",
+        *_attributes(page.attributes, "attribute"),
+        "",
+        page.example,
+    ]
     if page.signature:
         lines += ["", "its kernel:", *wrapped(signature_text(f"my_{page.name}", page.signature), window())]
     return "\n".join([*lines, "", _EVERY_ENTRY])

@@ -10,13 +10,14 @@ import functools
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tomli
 
 from kerneldecl.declare.attribute_notes import summaries
+from kerneldecl.declare.operator_names import operator_names
 from kerneldecl.declare.rule_attributes import RuleAttributes, attributes_of, expected, rule_attributes
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Arch, Signature
@@ -51,6 +52,8 @@ class RulePage:
     """A `[[workload]]` table; where no example is known, with `…` for what must be given."""
     signature: Signature | None
     """The arguments of the example's kernel; None where its values are not known."""
+    called: str = ""
+    """What was asked for under another name, and how the rule computes it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,10 @@ class TemplatePage:
 
 
 def rule_page(root: Path, name: str) -> RulePage:
-    """Return the page of one rule; raise DeclarationError where there is none of that name, or its file is wrong."""
+    """Return the page of one rule, also under another name that operators are known by; raise DeclarationError where there is none."""
+    if name not in plugin_names("rules", root) and name in operator_names():
+        known, how = operator_names()[name]
+        return replace(rule_page(root, known), called=f"{name}: rule {known} with {how}")
     rule = rule_attributes(root, name)
     notes = summaries(rule.rule)
     attributes = tuple(
@@ -147,6 +153,11 @@ def _is_standard_shape(rule: RuleAttributes) -> bool:
     """Say whether the example of a standard rule fits: a workspace's file of the same name may have other attributes."""
     example = _examples().get(rule.name)
     return example is not None and rule.required <= example.keys() <= rule.attributes.keys()
+
+
+def example_attrs(root: Path, name: str) -> dict[str, Any]:
+    """Return the attributes of a standard rule's example; none where no example is known."""
+    return dict(_examples().get(name, {})) if _is_standard_shape(rule_attributes(root, name)) else {}
 
 
 @functools.cache

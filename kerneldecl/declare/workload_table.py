@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
+from kerneldecl.declare.operator_names import operator_names
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
 from kerneldecl.declare.policy_values import dispatched, key_of, policy_of
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
@@ -181,6 +182,8 @@ def _rule(table: Attrs, scope: Scope, findings: list[Finding]) -> RuleAttributes
         return None
     if name not in scope.rules:
         sentence, hint = unknown("rule", name, scope.rules)
+        if other := operator_names().get(str(name)):
+            hint = "rule {} computes it, with {}".format(*other)
         findings.append(Finding.of(("rule",), sentence, hint or _NO_SUCH_RULE.format(name=name)))
         return None
     rule = scope.rule(name)

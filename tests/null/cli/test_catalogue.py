@@ -15,8 +15,10 @@ import tomli
 from support.repository import REPOSITORY
 from support.spaces import Space, clean_environment
 
-from kerneldecl.declare.catalogue import rule_page
+from kerneldecl.declare.catalogue import rule_page, rule_pages
 from kerneldecl.declare.document import declare
+from kerneldecl.declare.operator_names import operator_names
+from kerneldecl.declare.rule_markdown import COMMAND, index_text, own_sections
 from kerneldecl.plugins.find import STANDARD, plugin_names
 from kerneldecl.plugins.policy_order import kinds_of, policies_behind, standard_order
 
@@ -55,8 +57,38 @@ def test_the_catalogue_needs_no_workspace(tmp_path: Path) -> None:
 def test_an_unknown_name_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
     done = Space(tmp_path).command("rules", "matmull")
     assert done.code == 2
-    assert 'unknown rule "matmull"; expected one of arg_reduce, attention, ' in done.err
+    assert 'unknown rule "matmull"; expected one of adaptive_pool2d, arg_reduce, attention, ' in done.err
     assert 'did you mean "matmul"?' in done.err
+
+
+def test_operators_are_found_by_the_names_that_other_libraries_have(tmp_path: Path) -> None:
+    space = Space(tmp_path)
+    shown = space.command("rules", "argmax").out
+    assert shown.startswith('argmax: rule arg_reduce with op = "argmax"')
+    assert 'rule = "arg_reduce"' in shown
+    (tmp_path / "workloads.toml").write_text(
+        'edition = 1\n[artifact]\nname = "a"\nversion = "1"\n[target.host]\narch = "host"\n[[workload]]\nname = "x"\nrule = "interpolate"\n'
+    )
+    assert "rule resize2d computes it, with op and coordinates" in space.command("check").err
+    standard = plugin_names("rules", STANDARD)
+    assert {rule for rule, _ in operator_names().values()} <= set(standard)
+    assert not operator_names().keys() & set(standard), "a rule is found by its own name"
+
+
+WRITE_PAGES = f"`{COMMAND}` writes the pages as they should be"
+
+
+@pytest.mark.parametrize("name", plugin_names("rules", STANDARD))
+def test_the_page_of_every_rule_says_what_the_rule_says(name: str) -> None:
+    file = REPOSITORY / f"docs/catalogue/{name}.md"
+    assert file.is_file(), WRITE_PAGES
+    assert file.read_text().startswith(own_sections(rule_page(STANDARD, name))), WRITE_PAGES
+
+
+def test_there_is_a_page_a_rule_and_an_index() -> None:
+    pages = rule_pages(STANDARD)
+    assert {file.name for file in (REPOSITORY / "docs/catalogue").iterdir()} == {"README.md", *(f"{page.name}.md" for page in pages)}
+    assert (REPOSITORY / "docs/catalogue/README.md").read_text() == index_text(pages), WRITE_PAGES
 
 
 def test_a_workspaces_own_rule_shows_what_must_be_given(tmp_path: Path) -> None:
