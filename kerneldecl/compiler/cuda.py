@@ -30,6 +30,7 @@ from tvm_ffi import structural
 
 from kerneldecl.compiler.canonical import signature_of
 from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
+from kerneldecl.compiler.passes.aligned_vectors import aligned_vectors
 from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
 from kerneldecl.compiler.passes.nan import carried, gives_nan, has_instruction, with_nan_in_cuda
 from kerneldecl.compiler.passes.registers import lane_arrays, narrowed, unrolled
@@ -168,7 +169,9 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
     with tvm.transform.PassContext(config=_pass_config(func)), _source_only():
-        bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
+        bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(
+            mod if is_tirx(func) else aligned_vectors(narrowed(mod))
+        )
         host, devices = split_host_device_mods(lower(bound))
         vendor_calls = tuple(text for each in host.functions.values() for text in _named_calls(each.body, VENDOR_CALLS))
         if not devices:
