@@ -12,11 +12,12 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, TMA_SMEM_ALIGN_BYTES
 from kerneldecl.templates.hopper.cta import Cta, Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.mainloop import Consumer, finish_first_mma_tile, finish_mainloop, run_mainloop
+from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import packed
 from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
 from kerneldecl.templates.hopper.split_k import reduce_partials, send_partials
@@ -209,6 +210,11 @@ def _reduce_split_k(cta, consumer):
     reduce_partials(kernel, cta.smem.partials, cta.rank.split, thread, at, cta.lanes)
 
 
+def _alloc_stages(pool: Any, stages: int, factor: Operand) -> Any:
+    """Allocate stages of scales or zero points in shared memory, each where TMA's boxes may start."""
+    return pool.alloc((stages, max(factor.stage_bytes, TMA_SMEM_ALIGN_BYTES) // factor.item_bytes), factor.dtype, align=TMA_SMEM_ALIGN_BYTES)
+
+
 @T.inline
 def _run(kernel, maps, ids, workspace):
     """Have a CTA take its tiles one after the other: the first warpgroup is the producer, the others are consumers."""
@@ -216,6 +222,8 @@ def _run(kernel, maps, ids, workspace):
     pool = T.SMEMPool()
     a_stages = pool.alloc((params.stages, kernel.a.stage_elements), kernel.a.dtype, align=1024)
     b_stages = pool.alloc((params.stages, kernel.b.stage_elements), kernel.b.dtype, align=1024)
+    scales = _alloc_stages(pool, params.stages, kernel.scales) if kernel.scales is not None else T.meta_var(None)
+    zeros = _alloc_stages(pool, params.stages, kernel.zeros) if kernel.zeros is not None else T.meta_var(None)
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
     staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
     has_partials = T.meta_var(params.split_k > 1 and params.workspace == 0)
@@ -229,6 +237,8 @@ def _run(kernel, maps, ids, workspace):
         Smem(
             a=a_stages,
             b=b_stages,
+            scales=scales,
+            zeros=zeros,
             staging=staging,
             partials=partials,
             full=full,
@@ -289,6 +299,16 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
             T.call_packed(ENCODE, tile_map, epilogue.dtype, *epilogue.tile_operand.map.args)
         else:
             tile_map = T.meta_var(None)
+        if kernel.scales is not None:
+            scales_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            T.call_packed(ENCODE, scales_map, kernel.scales.dtype, *kernel.scales.tma.map.args)
+        else:
+            scales_map = T.meta_var(None)
+        if kernel.zeros is not None:
+            zeros_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            T.call_packed(ENCODE, zeros_map, kernel.zeros.dtype, *kernel.zeros.tma.map.args)
+        else:
+            zeros_map = T.meta_var(None)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -300,7 +320,7 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         ids = T.meta_var(Ids(rank=rank, block=block, warpgroup=group, warp=warp, lane=lane))
-        _run(kernel, (rows_map, columns_map, store_map, tile_map), ids, workspace)
+        _run(kernel, (rows_map, columns_map, store_map, tile_map, scales_map, zeros_map), ids, workspace)
 
     body = _host_body(kernel, workspace, main.body)
     func = tirx.PrimFunc(list(kernel.func_params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})

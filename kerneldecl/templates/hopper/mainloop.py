@@ -14,7 +14,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
+from kerneldecl.analysis.packed_weights import LANE_WORDS, TILE_ROWS, TILE_WORDS
 from kerneldecl.analysis.tensor_cores import K_BYTES
+from kerneldecl.compiler.intrinsics.int4_fragments import dequantise_source
 from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT, GemmKernel
 
 FENCE_SOURCE = """
@@ -51,6 +53,8 @@ class Consumer(NamedTuple):
     """Registers for a k-tile of A; None where wgmma reads it in shared memory."""
     warp: Any
     """Warp of the warpgroup."""
+    first_fragment: int = 0
+    """The first of the registers that hold the k-tile of A to multiply."""
 
     @property
     def first_mma_tile(self) -> Any:
@@ -65,7 +69,7 @@ class Consumer(NamedTuple):
     def a_operand(self, stage: Any, mma_tile: Any, k: Any) -> list[Any]:
         """Return wgmma's operand A: a descriptor of its place in a stage, or registers."""
         if self.fragments is not None:
-            first = (mma_tile * (K_TILE_BYTES // K_BYTES) + k) * A_FRAGMENT
+            first = self.first_fragment + (mma_tile * (K_TILE_BYTES // K_BYTES) + k) * A_FRAGMENT
             return [self.fragments[first + q] for q in range(A_FRAGMENT)]
         a = self.kernel.a
         place = stage * (a.stage_bytes // 16) + (self.first_mma_tile + mma_tile) * a.mma_tile_offset + k * a.k_offset
@@ -181,6 +185,52 @@ def _run_from_registers(consumer, k_tiles):
 
 
 @T.inline
+def _dequantise(consumer):
+    """Dequantise a stage's rows of A to registers."""
+    kernel, stage, barriers = T.meta_var((consumer.kernel, consumer.state.stage, consumer.barriers))
+    scales_per_row = T.meta_var(kernel.scales.stage_rows // kernel.params.block_m)
+    name, source = T.meta_var(
+        dequantise_source(kernel.dtype, scales_per_row, kernel.params.block_m, has_zeros=kernel.zeros is not None),
+    )
+    for s in T.unroll(kernel.params.mma_tiles):
+        row = T.meta_var((consumer.first_mma_tile + s) * MMA_TILE_ROWS + consumer.warp * TILE_ROWS)
+        registers = T.meta_var(consumer.fragments.ptr_to([consumer.first_fragment + s * (K_TILE_BYTES // K_BYTES) * A_FRAGMENT]))
+        values = T.meta_var(barriers.a.ptr_to([stage, row // TILE_ROWS * TILE_WORDS + consumer.lane * LANE_WORDS]))
+        scales = T.meta_var(barriers.scales.ptr_to([stage, row + consumer.lane // 4]))
+        if kernel.zeros is None:
+            T.cuda.func_call(name, registers, values, scales, source_code=source)
+        else:
+            zeros = T.meta_var(barriers.zeros.ptr_to([stage, row + consumer.lane // 4]))
+            T.cuda.func_call(name, registers, values, scales, zeros, source_code=source)
+
+
+@T.inline
+def _multiply_dequantised(consumer, is_first):
+    """Dequantise a k-tile while the one before is multiplied, start its MMAs, and give the stage of the one before back."""
+    kernel, state, barriers = T.meta_var((consumer.kernel, consumer.state, consumer.barriers))
+    barriers.full.wait(state.stage, state.phase)
+    _dequantise(consumer)
+    T.ptx.wgmma.fence.sync.aligned()
+    _issue_mma(consumer, state.stage, range(kernel.params.mma_tiles), is_first)
+    T.ptx.wgmma.commit_group.sync.aligned()
+    T.ptx.wgmma.wait_group.sync.aligned(1)
+    if T.Not(is_first):
+        _release(consumer, consumer.stage_before(1))
+    state.advance()
+
+
+@T.inline
+def _run_dequantised(consumer, k_tiles):
+    """Multiply k-tiles whose A is dequantised, in turns from two sets of registers: MMAs read one while the other is written."""
+    second = T.meta_var(consumer._replace(first_fragment=consumer.kernel.a_fragments // 2))
+    for pair in T.serial(k_tiles // 2):
+        _multiply_dequantised(consumer, pair == 0)
+        _multiply_dequantised(second, tirx.const(False, "bool"))
+    if k_tiles % 2 == 1:
+        _multiply_dequantised(consumer, tirx.const(k_tiles == 1, "bool"))
+
+
+@T.inline
 def _run_from_smem(consumer, k_tiles):
     kernel, state, barriers = T.meta_var((consumer.kernel, consumer.state, consumer.barriers))
     mma_tiles, tail = T.meta_var((range(kernel.params.mma_tiles), kernel.tail_k_tiles))
@@ -204,7 +254,9 @@ def _run_from_smem(consumer, k_tiles):
 def run_mainloop(consumer, k_tiles):
     """Multiply so many k-tiles of a tile; the last MMAs may still be under way then, and the last stages not given back."""
     kernel, barriers = T.meta_var((consumer.kernel, consumer.barriers))
-    if kernel.a.in_registers:
+    if kernel.is_quantised:
+        _run_dequantised(consumer, k_tiles)
+    elif kernel.a.in_registers:
         _run_from_registers(consumer, k_tiles)
     else:
         _run_from_smem(consumer, k_tiles)
@@ -225,7 +277,7 @@ def finish_mainloop(consumer):
     """Wait for a tile's accumulators, or for those of its second MMA tile, and give the last stages back."""
     kernel = T.meta_var(consumer.kernel)
     k_tiles = T.meta_var(max(1, kernel.tail_k_tiles))
-    if not kernel.a.in_registers:
+    if kernel.is_quantised or not kernel.a.in_registers:
         T.ptx.wgmma.wait_group.sync.aligned(0)
         for s in T.unroll(k_tiles):
             _release(consumer, consumer.stage_before(k_tiles - s))
