@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kerneldecl.arrays import Array, numpy_dtype, random_array
+from kerneldecl.arrays import Array, by_rows, numpy_dtype, random_array
 from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from .shared.epilogue import Epilogue, RowStep, Step
-from .shared.precision import accum_tolerance
+from .shared.precision import accum_tolerance, reference_dtype
 from .shared.quantization import TILE_K, TILE_ROWS, Granularity, WeightDtype, WeightLayout, Weights
 
 ROW_GROUP = 128
@@ -133,14 +133,17 @@ class MatmulQuantized(Rule):
         return te.compute((self.m, self.k), element, name="activations")
 
     def reference(self, *inputs: Array) -> Array:
-        a, w, scale, *others = inputs
+        a, w, *others = inputs
         remaining = list(others)
-        zeros = remaining.pop(0) if self.zero_points else None
-        lhs = a.astype(np.float64)
+        factors = [remaining.pop(0) for _ in self._weights.args[1:]]
+        dtype = reference_dtype(self._epilogue.out.dtype, self.dtype)
+        lhs = a.astype(dtype)
         if self.activation_scales:
-            of_rows = remaining.pop(0).astype(np.float64)
+            of_rows = remaining.pop(0).astype(dtype)
             lhs = lhs * (of_rows[:, np.newaxis] if self.activation_scales == "token" else of_rows.repeat(ROW_GROUP, axis=1))
-        return self._epilogue.reference(lhs @ self._weights.reference(w, scale, zeros).T, remaining)
+        weights, values = self._weights, self._weights.values(w)
+        columns = by_rows(np.empty((self.n, self.m), dtype), lambda rows: weights.dequantised(values, rows, factors, dtype) @ lhs.T, self.k)
+        return self._epilogue.reference(columns.T, remaining)
 
     def flops(self) -> int:
         """Return those of the GEMM and its epilogue; dequantising is not counted, since it is done once or m times."""

@@ -10,6 +10,7 @@ Parameters, as of `wgmma_matmul`:
   block_n       columns of a tile: a multiple of 8 up to 256
   consumers     1 to 3 consumer warpgroups of 128 threads
   stages        2 to 12 k-tiles of both operands in shared memory at once; a k-tile has 64 elements along k
+  cluster_m     1, 2 or 4: CTAs of a cluster along n of the GEMM, which share activations by TMA multicast; 1 with split-K
   raster_group  rows of tiles that are scheduled before the next column
   split_k       1 to 8 CTAs of a cluster among which k is split
   workspace     1 has up to 64 CTAs, of no cluster, share k
@@ -40,7 +41,7 @@ from kerneldecl.templates.hopper.read_quantized import QuantizedGemm, read_quant
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
 
-FIXED = {"cluster_m": 1, "cluster_n": 1, "kernel_schedule": "cooperative", "swap_ab": 1, "stream_k": 0, "pack": 0}
+FIXED = {"cluster_n": 1, "kernel_schedule": "cooperative", "swap_ab": 1, "stream_k": 0, "pack": 0}
 """Parameters of `wgmma_matmul` that this template has one value of."""
 
 
@@ -58,7 +59,7 @@ def kernel_of(problem: QuantizedGemm, params: GemmParams, arch: Arch) -> GemmKer
     """Return the kernel of these parameters, None where the activations or the parameters do not allow it."""
     gemm = problem.gemm
     _, m, n, k = gemm.extents
-    a, b = packed_operand(problem.weights, params.block_m), operand_of(gemm.a, params.block_n, 1)
+    a, b = packed_operand(problem.weights, params.block_m), operand_of(gemm.a, params.block_n, params.cluster_m)
     scales, zeros = factors_of(problem.weights, params.block_m)
     stage_bytes = sum(max(operand.stage_bytes, TMA_SMEM_ALIGN_BYTES) for operand in (a, b, scales, zeros) if operand is not None)
     k_tiles, accum_dtype = k * b.item_bytes // K_TILE_BYTES if b is not None else 0, gemm.contraction.accum_dtype

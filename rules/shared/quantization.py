@@ -5,6 +5,7 @@ Knows nothing of what they are multiplied with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,29 +97,28 @@ class Weights:
         # Shifted and masked as bytes: 64-bit indices would make vectors of eight bytes an element of it.
         return (w(*place) >> (nibble * 4).astype("uint8")) & tirx.const(15, "uint8")
 
-    def reference(self, w: Array, scale: Array, zeros: Array | None) -> Array:
-        """Return the weights [n, k] in float64."""
-        values = w
-        if self.is_int4:
-            values = unpacked(w, self.n, self.k) if self.layout == "packed" else np.stack([w & 15, w >> 4], axis=-1).reshape(self.n, self.k)
-        shifted = values.astype(np.float64)
-        if zeros is not None:
-            shifted -= self._spread(zeros)
-        elif self.is_int4:
-            shifted -= INT4_ZERO
-        return np.asarray(shifted * self._spread(scale))
+    def values(self, w: Array) -> Array:
+        """Return the stored values as an array [n, k]; those of int4 are 0 to 15."""
+        if not self.is_int4:
+            return w
+        return unpacked(w) if self.layout == "packed" else np.stack([w & 15, w >> 4], axis=-1).reshape(self.n, self.k)
 
-    def _spread(self, of_groups: Array) -> Array:
-        """Return scales or zero points as an array that broadcasts to [n, k], in float64."""
-        wide = of_groups.astype(np.float64)
+    def dequantised(self, values: Array, rows: slice, factors: Sequence[Array], dtype: Any) -> Array:
+        """Return some rows of the weights, given all values and the scales, then zero points where there are some."""
+        scale, *zeros = (self._spread(each.astype(dtype), rows) for each in factors)
+        zero = zeros[0] if zeros else dtype(INT4_ZERO if self.is_int4 else 0)
+        return np.asarray((values[rows].astype(dtype) - zero) * scale)
+
+    def _spread(self, of_groups: Array, rows: slice) -> Array:
+        """Return scales or zero points of some rows, so that they broadcast to weights."""
         match self.scales:
             case "group":
-                return np.asarray(wide.T.repeat(self.group, axis=1))
+                return np.asarray(of_groups[:, rows].T.repeat(self.group, axis=1))
             case "block":
-                return np.asarray(wide.repeat(self.group, axis=0)[: self.n].repeat(self.group, axis=1))
+                return np.asarray(of_groups[np.arange(self.n)[rows] // self.group].repeat(self.group, axis=1))
             case "column":
-                return wide[:, np.newaxis]
-        return wide
+                return of_groups[rows, np.newaxis]
+        return of_groups
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
         """Return random values, scales with which weights are of size 1, and zero points about the middle."""
@@ -153,17 +153,18 @@ def packed_place(row: Any, k: Any) -> tuple[Any, Any, Any, Any, Any]:
     return k // TILE_K, row // TILE_ROWS, lane, byte, row % 16 // 8
 
 
-def packed(w: Array, n: int, k: int) -> Array:
-    """Return int4 weights that lie in rows, two a byte, the low nibble first, in the packed order."""
-    nibbles = np.stack([w & 15, w >> 4], axis=-1).reshape(n, k)
-    row, column = np.arange(n)[:, np.newaxis], np.arange(k)
-    out = np.zeros((*packed_shape(n, k), 2), np.uint8)
-    out[packed_place(row, column)] = nibbles
-    return np.asarray(out[..., 0] | out[..., 1] << 4)
+def packed(w: Array) -> Array:
+    """Return int4 weights that lie in rows [n, k / 2], the low nibble first, in the packed order."""
+    n, row_bytes = w.shape
+    values = np.stack([w & 15, w >> 4], axis=-1).reshape(n // TILE_ROWS, 2, 8, 2 * row_bytes // TILE_K, 4, 2, 4, 2)
+    half, lane_row, k_tile, step, k_half, lane_k, parity = range(1, 8)
+    ordered = values.transpose(k_tile, 0, lane_row, lane_k, step, parity, k_half, half)
+    return np.ascontiguousarray(ordered[..., 0] | ordered[..., 1] << 4).reshape(packed_shape(n, 2 * row_bytes))
 
 
-def unpacked(w: Array, n: int, k: int) -> Array:
+def unpacked(w: Array) -> Array:
     """Return packed int4 weights as values [n, k], 0 to 15."""
-    nibbles = np.stack([w & 15, w >> 4], axis=-1)
-    row, column = np.arange(n)[:, np.newaxis], np.arange(k)
-    return np.asarray(nibbles[packed_place(row, column)])
+    k_tiles, tiles, *_ = w.shape
+    values = np.stack([w & 15, w >> 4], axis=-1).reshape(k_tiles, tiles, 8, 4, 4, 2, 2, 2)
+    lane_row, lane_k, step, parity, k_half, half = range(2, 8)
+    return values.transpose(1, half, lane_row, 0, step, k_half, lane_k, parity).reshape(tiles * TILE_ROWS, k_tiles * TILE_K)
