@@ -9,16 +9,17 @@ Parameters, as of `wgmma_matmul`:
   block_m       rows of a tile: 64 or 128 for each consumer
   block_n       columns of a tile: a multiple of 8 up to 256
   consumers     1 to 3 consumer warpgroups of 128 threads
-  stages        2 to 12 k-tiles of both operands in shared memory at once; a k-tile has 64 elements along k
+  block_k       elements of a k-tile along k: 64 or 128
+  stages        2 to 12 k-tiles of both operands in shared memory at once
   cluster_m     1, 2 or 4: CTAs of a cluster along n of the GEMM, which share activations by TMA multicast; 1 with split-K
   raster_group  rows of tiles that are scheduled before the next column
   split_k       1 to 8 CTAs of a cluster among which k is split
   workspace     1 has up to 64 CTAs, of no cluster, share k
   pdl           1 launches with PDL
 
-Shared memory: stages * (block_m * (32 + 2 * max(1, 64 / group)) + block_n * 128) bytes, zero points of one byte beside each scale, epilogue
-buffers and reductions as in `wgmma_matmul`. A consumer dequantises a k-tile to one of two sets of 16 registers for each 64 rows while
-tensor cores multiply from the other.
+Shared memory: stages * (block_m * (block_k / 2 + 2 * max(1, block_k / group)) + block_n * block_k * 2) bytes, zero points of one byte beside
+each scale, epilogue buffers and reductions as in `wgmma_matmul`. A consumer dequantises 64 elements along k to one of two sets of 16
+registers for each 64 rows while tensor cores multiply from the other.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -29,13 +30,13 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, TMA_SMEM_ALIGN_BYTES
+from kerneldecl.analysis.hopper_limits import TMA_SMEM_ALIGN_BYTES
+from kerneldecl.analysis.packed_weights import TILE_K
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.epilogue import gemm_epilogue
 from kerneldecl.templates.hopper.gemm_kernel import build
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.operands import operand_of
-from kerneldecl.templates.hopper.packed_operand import factors_of, packed_operand
+from kerneldecl.templates.hopper.packed_operand import activations_operand, factors_of, packed_operand
 from kerneldecl.templates.hopper.params import GemmParams
 from kerneldecl.templates.hopper.read_quantized import QuantizedGemm, read_quantized
 from kerneldecl.templates.shared.fast_parse import fast_parsing
@@ -51,19 +52,23 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     problem = read_quantized(mod) if has_wgmma(arch) else None
     if problem is None:
         return None
-    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), arch)
+    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(params["block_k"]), arch)
     return None if kernel is None else build(kernel)
 
 
-def kernel_of(problem: QuantizedGemm, params: GemmParams, arch: Arch) -> GemmKernel | None:
+def kernel_of(problem: QuantizedGemm, params: GemmParams, block_k: int, arch: Arch) -> GemmKernel | None:
     """Return the kernel of these parameters, None where the activations or the parameters do not allow it."""
     gemm = problem.gemm
     _, m, n, k = gemm.extents
-    a, b = packed_operand(problem.weights, params.block_m), operand_of(gemm.a, params.block_n, params.cluster_m)
-    scales, zeros = factors_of(problem.weights, params.block_m)
+    parts, k_tiles = block_k // TILE_K, k // block_k
+    b = activations_operand(gemm.a, params.block_n, params.cluster_m, parts)
+    if block_k not in (TILE_K, 2 * TILE_K) or k % block_k or b is None:
+        return None
+    a = packed_operand(problem.weights, params.block_m, parts)
+    scales, zeros = factors_of(problem.weights, params.block_m, parts)
     stage_bytes = sum(max(operand.stage_bytes, TMA_SMEM_ALIGN_BYTES) for operand in (a, b, scales, zeros) if operand is not None)
-    k_tiles, accum_dtype = k * b.item_bytes // K_TILE_BYTES if b is not None else 0, gemm.contraction.accum_dtype
-    if b is None or b.via_registers or not params.fits(gemm.a.dtype, accum_dtype, k_tiles, stage_bytes):
+    accum_dtype = gemm.contraction.accum_dtype
+    if not params.fits(gemm.a.dtype, accum_dtype, k_tiles, stage_bytes):
         return None
     kernel = GemmKernel(
         func_params=problem.func_params,
@@ -78,5 +83,6 @@ def kernel_of(problem: QuantizedGemm, params: GemmParams, arch: Arch) -> GemmKer
         sm_count=arch.the_gpu.sm_count,
         scales=scales,
         zeros=zeros,
+        k_parts=parts,
     )
     return kernel if kernel.can_store else None

@@ -157,6 +157,8 @@ class GemmKernel:
     """Scales of A's rows, with which consumers dequantise it; None where it is stored as wgmma takes it."""
     zeros: Operand | None = None
     """Zero points of A's rows; None where all are the same."""
+    k_parts: int = 1
+    """Parts of a k-tile, each of K_TILE_BYTES of a row of B: one, or two where consumers dequantise A."""
 
     @property
     def is_pdl_secondary(self) -> bool:

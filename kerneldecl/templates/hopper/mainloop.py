@@ -53,8 +53,10 @@ class Consumer(NamedTuple):
     """Registers for a k-tile of A; None where wgmma reads it in shared memory."""
     warp: Any
     """Warp of the warpgroup."""
+    part: int = 0
+    """Part of the k-tile to multiply."""
     first_fragment: int = 0
-    """The first of the registers that hold the k-tile of A to multiply."""
+    """The first of the registers that hold that part of A."""
 
     @property
     def first_mma_tile(self) -> Any:
@@ -120,7 +122,10 @@ def _issue_mma(consumer, stage, mma_tiles, is_first):
                     *consumer.a_operand(stage, s, k),
                     b
                     + T.cast(
-                        stage * (kernel.b.stage_bytes // 16) + kernel.b.row_offset(kernel.mma_n) * part + k * kernel.b.k_offset,
+                        stage * (kernel.b.stage_bytes // 16)
+                        + kernel.b.row_offset(kernel.mma_n) * part
+                        + k * kernel.b.k_offset
+                        + kernel.b.row_offset(consumer.part * kernel.params.block_n),
                         "uint64",
                     ),
                     T.Or(T.Not(is_first), k > 0),
@@ -186,48 +191,67 @@ def _run_from_registers(consumer, k_tiles):
 
 @T.inline
 def _dequantise(consumer):
-    """Dequantise a stage's rows of A to registers."""
+    """Dequantise a part of a stage's rows of A to registers."""
     kernel, stage, barriers = T.meta_var((consumer.kernel, consumer.state.stage, consumer.barriers))
-    scales_per_row = T.meta_var(kernel.scales.stage_rows // kernel.params.block_m)
+    block_m = T.meta_var(kernel.params.block_m)
+    # Rows have a scale for all parts, one for each, or several.
+    scales = T.meta_var(kernel.scales.stage_rows // block_m)
+    first_scale = T.meta_var(consumer.part * scales // kernel.k_parts * block_m)
     name, source = T.meta_var(
-        dequantise_source(kernel.dtype, scales_per_row, kernel.params.block_m, has_zeros=kernel.zeros is not None),
+        dequantise_source(kernel.dtype, max(1, scales // kernel.k_parts), block_m, has_zeros=kernel.zeros is not None),
     )
     for s in T.unroll(kernel.params.mma_tiles):
         row = T.meta_var((consumer.first_mma_tile + s) * MMA_TILE_ROWS + consumer.warp * TILE_ROWS)
+        tile = T.meta_var(consumer.part * (block_m // TILE_ROWS) + row // TILE_ROWS)
         registers = T.meta_var(consumer.fragments.ptr_to([consumer.first_fragment + s * (K_TILE_BYTES // K_BYTES) * A_FRAGMENT]))
-        values = T.meta_var(barriers.a.ptr_to([stage, row // TILE_ROWS * TILE_WORDS + consumer.lane * LANE_WORDS]))
-        scales = T.meta_var(barriers.scales.ptr_to([stage, row + consumer.lane // 4]))
+        values = T.meta_var(barriers.a.ptr_to([stage, tile * TILE_WORDS + consumer.lane * LANE_WORDS]))
+        scale = T.meta_var(barriers.scales.ptr_to([stage, first_scale + row + consumer.lane // 4]))
         if kernel.zeros is None:
-            T.cuda.func_call(name, registers, values, scales, source_code=source)
+            T.cuda.func_call(name, registers, values, scale, source_code=source)
         else:
-            zeros = T.meta_var(barriers.zeros.ptr_to([stage, row + consumer.lane // 4]))
-            T.cuda.func_call(name, registers, values, scales, zeros, source_code=source)
+            zero = T.meta_var(barriers.zeros.ptr_to([stage, first_scale + row + consumer.lane // 4]))
+            T.cuda.func_call(name, registers, values, scale, zero, source_code=source)
 
 
 @T.inline
 def _multiply_dequantised(consumer, is_first):
-    """Dequantise a k-tile while the one before is multiplied, start its MMAs, and give the stage of the one before back."""
-    kernel, state, barriers = T.meta_var((consumer.kernel, consumer.state, consumer.barriers))
-    barriers.full.wait(state.stage, state.phase)
+    """Dequantise a part of a k-tile while the one before is multiplied, start its MMAs, and wait for those of the one before."""
     _dequantise(consumer)
     T.ptx.wgmma.fence.sync.aligned()
-    _issue_mma(consumer, state.stage, range(kernel.params.mma_tiles), is_first)
+    _issue_mma(consumer, consumer.state.stage, range(consumer.kernel.params.mma_tiles), is_first)
     T.ptx.wgmma.commit_group.sync.aligned()
     T.ptx.wgmma.wait_group.sync.aligned(1)
+
+
+@T.inline
+def _start_k_tile(consumer, is_first):
+    """Wait for a k-tile, multiply its first part, and give the stage before back."""
+    state = T.meta_var(consumer.state)
+    consumer.barriers.full.wait(state.stage, state.phase)
+    _multiply_dequantised(consumer, is_first)
     if T.Not(is_first):
         _release(consumer, consumer.stage_before(1))
-    state.advance()
 
 
 @T.inline
 def _run_dequantised(consumer, k_tiles):
     """Multiply k-tiles whose A is dequantised, in turns from two sets of registers: MMAs read one while the other is written."""
+    no = T.meta_var(tirx.const(False, "bool"))
     second = T.meta_var(consumer._replace(first_fragment=consumer.kernel.a_fragments // 2))
-    for pair in T.serial(k_tiles // 2):
-        _multiply_dequantised(consumer, pair == 0)
-        _multiply_dequantised(second, tirx.const(False, "bool"))
-    if k_tiles % 2 == 1:
-        _multiply_dequantised(consumer, tirx.const(k_tiles == 1, "bool"))
+    if consumer.kernel.k_parts == 2:
+        for i in T.serial(k_tiles):
+            _start_k_tile(consumer, i == 0)
+            _multiply_dequantised(second._replace(part=1), no)
+            consumer.state.advance()
+    else:
+        for pair in T.serial(k_tiles // 2):
+            _start_k_tile(consumer, pair == 0)
+            consumer.state.advance()
+            _start_k_tile(second, no)
+            consumer.state.advance()
+        if k_tiles % 2 == 1:
+            _start_k_tile(consumer, tirx.const(k_tiles == 1, "bool"))
+            consumer.state.advance()
 
 
 @T.inline
