@@ -45,7 +45,7 @@ class MatmulQuantized(Rule):
     dtype: Literal["float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"] = "float16"
     """Dtype of A. With 16 bits it is the dtype of the scales too; those of 8-bit activations are float32."""
     activation_scales: Literal["", "token", "group"] = ""
-    """What shares a scale of A, of 8 bits: a row (token), or 128 elements of it (group); by default A has none."""
+    """What shares a scale of A, of 8 bits: a row (token), scales [m], or 128 elements of it (group), [k / 128, m]; by default A has none."""
     out_dtype: Dtype | Literal[""] = ""
     """Dtype of C, the bias and the residual; by default dtype, bfloat16 for 8-bit activations."""
     epilogue: tuple[Step | RowStep, ...] = ()
@@ -81,7 +81,7 @@ class MatmulQuantized(Rule):
 
     @property
     def _activation_scales(self) -> tuple[Arg, ...]:
-        shapes: dict[str, tuple[int, ...]] = {"token": (self.m,), "group": (self.m, self.k // ROW_GROUP)}
+        shapes: dict[str, tuple[int, ...]] = {"token": (self.m,), "group": (self.k // ROW_GROUP, self.m)}
         return (Arg("activation_scales", shapes[self.activation_scales], "float32"),) if self.activation_scales else ()
 
     def problems(self) -> Iterator[str]:
@@ -127,7 +127,7 @@ class MatmulQuantized(Rule):
         from tvm import te
 
         def element(row: Any, k: Any) -> Any:
-            at = (row,) if self.activation_scales == "token" else (row, k // ROW_GROUP)
+            at = (row,) if self.activation_scales == "token" else (k // ROW_GROUP, row)
             return a(row, k).astype("float32") * scale(*at)
 
         return te.compute((self.m, self.k), element, name="activations")
@@ -140,7 +140,7 @@ class MatmulQuantized(Rule):
         lhs = a.astype(dtype)
         if self.activation_scales:
             of_rows = remaining.pop(0).astype(dtype)
-            lhs = lhs * (of_rows[:, np.newaxis] if self.activation_scales == "token" else of_rows.repeat(ROW_GROUP, axis=1))
+            lhs = lhs * (of_rows[:, np.newaxis] if self.activation_scales == "token" else of_rows.T.repeat(ROW_GROUP, axis=1))
         weights, values = self._weights, self._weights.values(w)
         columns = by_rows(np.empty((self.n, self.m), dtype), lambda rows: weights.dequantised(values, rows, factors, dtype) @ lhs.T, self.k)
         return self._epilogue.reference(columns.T, remaining)

@@ -12,21 +12,20 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.analysis.hopper_limits import (
-    K_TILE_BYTES,
     MAX_STAGES,
     MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
+    TMA_SMEM_ALIGN_BYTES,
     WARPGROUP_THREADS,
 )
-from kerneldecl.analysis.packed_weights import GROUPS, ROW_BYTES, TILE_K, packed_shape
-from kerneldecl.analysis.params import WgmmaParams
+from kerneldecl.analysis.packed_weights import GROUPS, TILE_K, packed_shape
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import why_no_wgmma
 from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
-from kerneldecl.policies.hopper.tile_widths import N_UNIT, block_n_choices, can_multicast
+from kerneldecl.policies.hopper.tile_widths import N_UNIT, block_n_choices
 from kerneldecl.policies.shared.traffic import moved_bytes
 
 TEMPLATE = "wgmma_matmul_quantized"
@@ -36,6 +35,7 @@ HAS_TRACES = False
 
 TILES = ((64, 1), (128, 1), (128, 2), (256, 2), (192, 3))
 """Values of `block_m` and `consumers`."""
+BLOCK_K = (TILE_K, 2 * TILE_K)
 MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 64}
 """Accumulators of a thread at most, by consumers: beside them are two sets of registers for dequantised weights."""
 CLUSTERS = (1, 2, 4)
@@ -59,14 +59,30 @@ OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap. Assumed."""
 
 
-class Tiling(WgmmaParams):
+class Tiling(NamedTuple):
     """The parameters of template `wgmma_matmul_quantized`."""
 
-    __slots__ = ()
+    block_m: int
+    block_n: int
+    block_k: int
+    consumers: int
+    stages: int = MIN_STAGES
+    cluster_m: int = 1
+    raster_group: int = RASTER_GROUP
+    split_k: int = 1
+    workspace: int = 0
+    pdl: int = 0
+
+    @property
+    def consumer_rows(self) -> int:
+        return self.block_m // self.consumers
+
+    @property
+    def thread_accumulators(self) -> int:
+        return self.consumer_rows * self.block_n // WARPGROUP_THREADS
 
     def candidate(self) -> Candidate:
-        names = ("block_m", "block_n", "consumers", "stages", "cluster_m", "raster_group", "split_k", "pdl", "workspace")
-        return Candidate.of(TEMPLATE, {name: getattr(self, name) for name in names})
+        return Candidate.of(TEMPLATE, self._asdict())
 
 
 class Problem(NamedTuple):
@@ -75,14 +91,12 @@ class Problem(NamedTuple):
     m: int
     n: int
     k: int
-    row_bytes: int
-    """Bytes of a row of weights in a k-tile, with its scales and zero points."""
+    group: int
+    """Weights along k that share a scale."""
+    factor_bytes: int
+    """Bytes of a scale and of its zero point, if it has one."""
     out_bytes: int
     moved_bytes: int
-
-    @property
-    def k_tiles(self) -> int:
-        return self.k // TILE_K
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -108,8 +122,8 @@ def problem_of(space: IterSpace, arch: Arch) -> Problem | None:
     group = k // min(groups, default=1)
     if len(groups) != 1 or group not in (*GROUPS, k):
         return None
-    factor_bytes = sum(dtype_bytes(access.dtype) for access in factors) * max(1, TILE_K // group)
-    return Problem(m, n, k, ROW_BYTES + factor_bytes, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space))
+    factor_bytes = sum(dtype_bytes(access.dtype) for access in factors)
+    return Problem(m, n, k, group, factor_bytes, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space))
 
 
 def _has_tma_rows(gemm: Contraction) -> bool:
@@ -120,14 +134,17 @@ def _has_tma_rows(gemm: Contraction) -> bool:
 def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
     """Yield the search space: tiles with split-K, and stages with which so many CTAs share an SM."""
     is_skinny = problem.m <= 2 * MMA_TILE_ROWS
-    for (block_m, consumers), block_n in itertools.product(TILES, block_n_choices(problem.m, "float16", is_skinny=is_skinny)):
-        tile = Tiling(block_m=block_m, block_n=block_n, consumers=consumers, raster_group=RASTER_GROUP)
-        if tile.thread_accumulators > MAX_ACCUMULATORS[consumers] or block_m - MMA_TILE_ROWS >= problem.n:
+    widths = block_n_choices(problem.m, "float16", is_skinny=is_skinny)
+    for (block_m, consumers), block_n, block_k in itertools.product(TILES, widths, BLOCK_K):
+        tile = Tiling(block_m=block_m, block_n=block_n, block_k=block_k, consumers=consumers)
+        is_too_tall = block_m - MMA_TILE_ROWS >= problem.n
+        if tile.thread_accumulators > MAX_ACCUMULATORS[consumers] or is_too_tall or problem.k % block_k:
             continue
-        tiles = _tile_count(problem, tile)
-        divided = [tile._replace(cluster_m=ctas) for ctas in CLUSTERS if ctas <= -(-problem.n // block_m) and can_multicast(block_n, N_UNIT, ctas)]
-        divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, tiles, problem.k_tiles)]
-        divided += [tile._replace(split_k=parts, workspace=1) for parts in workspace_choices(gpu, tiles, problem.k_tiles)]
+        tiles, k_tiles = _tile_count(problem, tile), problem.k // block_k
+        clusters = [ctas for ctas in CLUSTERS if ctas <= -(-problem.n // block_m) and block_n % (N_UNIT * ctas) == 0]
+        divided = [tile._replace(cluster_m=ctas) for ctas in clusters]
+        divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, tiles, k_tiles)]
+        divided += [tile._replace(split_k=parts, workspace=1) for parts in workspace_choices(gpu, tiles, k_tiles)]
         for each, pdl in itertools.product(divided, (0, 1)):
             yield from _with_stages(problem, each._replace(pdl=pdl), gpu)
 
@@ -143,7 +160,12 @@ def _with_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]
 
 
 def _stage_bytes(problem: Problem, tiling: Tiling) -> int:
-    return tiling.block_m * problem.row_bytes + tiling.block_n * K_TILE_BYTES + K_TILE_BYTES
+    return _a_bytes(problem, tiling) + tiling.block_n * 2 * tiling.block_k + TMA_SMEM_ALIGN_BYTES
+
+
+def _a_bytes(problem: Problem, tiling: Tiling) -> int:
+    """Return the bytes of a k-tile's weights with their scales and zero points."""
+    return tiling.block_m * (tiling.block_k // 2 + problem.factor_bytes * max(1, tiling.block_k // problem.group))
 
 
 def _other_smem_bytes(problem: Problem, tiling: Tiling) -> int:
@@ -164,11 +186,11 @@ def _tile_count(problem: Problem, tiling: Tiling) -> int:
 
 
 def _cta_k_tiles(problem: Problem, tiling: Tiling) -> int:
-    return -(-problem.k_tiles // tiling.split_k)
+    return -(-problem.k // (tiling.block_k * tiling.split_k))
 
 
 def _estimate(problem: Problem, tiling: Tiling, gpu: Gpu) -> Estimate:
-    tile = (tiling.block_m, tiling.block_n, tiling.consumers, tiling.cluster_m, tiling.split_k, tiling.workspace)
+    tile = (tiling.block_m, tiling.block_n, tiling.block_k, tiling.consumers, tiling.cluster_m, tiling.split_k, tiling.workspace)
     return Estimate(tiling, _secs(problem, tiling, gpu), tile)
 
 
@@ -180,11 +202,12 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     resident = max(1, min(fitting, _resident_by_registers(tiling, gpu)))
     ctas = -(-tiles * tiling.split_k // gpu.sm_count)
     mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / (gpu.clock_hz * model.SUSTAINED_CLOCK)
-    mma_cycles = MMA_TILE_ROWS * tiling.block_n * TILE_K / MMA_ELEMENTS_PER_CYCLE
-    rows_cycles = max(DEQUANTISE_CYCLES, mma_cycles)
+    mma_cycles = MMA_TILE_ROWS * tiling.block_n * tiling.block_k / MMA_ELEMENTS_PER_CYCLE
+    dequantise_cycles = DEQUANTISE_CYCLES * tiling.block_k / TILE_K
+    rows_cycles = max(dequantise_cycles, mma_cycles)
     turns = math.ceil(ctas / resident) * k_tiles
-    latency = K_TILE_CYCLES + mma_tiles * (DEQUANTISE_CYCLES + mma_cycles)
-    stage_bytes = tiling.block_m * problem.row_bytes + tiling.block_n * K_TILE_BYTES / tiling.cluster_m
+    latency = K_TILE_CYCLES + mma_tiles * (dequantise_cycles + mma_cycles)
+    stage_bytes = _a_bytes(problem, tiling) + tiling.block_n * 2 * tiling.block_k / tiling.cluster_m
     loaded = tiles * tiling.split_k * k_tiles * stage_bytes
     times = (
         problem.moved_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import WARPGROUP_THREADS
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.mainloop import CtaRank
+from kerneldecl.templates.hopper.consumer import CtaRank
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
 from kerneldecl.templates.hopper.tma import TmaLoader
 

@@ -26,7 +26,7 @@ from kerneldecl.templates.hopper.decode_config import (
 )
 from kerneldecl.templates.hopper.decode_producer import Smem, Span
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
+from kerneldecl.templates.hopper.consumer import FENCE_SOURCE
 from kerneldecl.templates.hopper.store import STMATRIX
 
 POWERS_BARRIER = 1

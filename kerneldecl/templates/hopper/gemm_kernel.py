@@ -16,7 +16,8 @@ from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, TMA_SMEM_ALIGN_BYTE
 from kerneldecl.templates.hopper.cta import Cta, Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.mainloop import Consumer, finish_first_mma_tile, finish_mainloop, run_mainloop
+from kerneldecl.templates.hopper.consumer import Consumer
+from kerneldecl.templates.hopper.mainloop import finish_first_mma_tile, finish_mainloop, run_mainloop
 from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import packed
 from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
@@ -116,7 +117,7 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     at = T.meta_var((scheduler.batch, row + consumer.first_row, column, cta.consumer))
     if context.plan.streams:
         load_tile_operand(context, at)
-    run_mainloop(consumer, scheduler.k_tile_count())
+    run_mainloop(consumer, scheduler.k_tile_count(), (column, cta.first_k_tile(scheduler)))
     if context.plan.aux_buffers == 2:
         load_aux(context, 0, at)
     if kernel.tail_k_tiles == 0:
@@ -154,6 +155,7 @@ def _consume(cta, workspace):
     T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_descriptor), smem.b.ptr_to([0, 0]), *kernel.b.descriptor)
     state = PipelineState(kernel.params.stages, 0)
     fragments = T.alloc_local((kernel.a_fragments,), "uint32") if kernel.a.in_registers else T.meta_var(None)
+    partials = T.alloc_local((kernel.partial_sets * kernel.accum.registers,), "float32") if kernel.is_scaled else T.meta_var(None)
     consumer = T.meta_var(
         Consumer(
             kernel=kernel,
@@ -165,6 +167,7 @@ def _consume(cta, workspace):
             lane=cta.lanes[1],
             rank=cta.rank,
             fragments=fragments,
+            partials=partials,
             warp=cta.lanes[0],
         )
     )

@@ -154,9 +154,13 @@ class GemmKernel:
     packings: tuple[Packing, ...] = ()
     """Copies of operands that a kernel of their own makes before."""
     scales: Operand | None = None
-    """Scales of A's rows, with which consumers dequantise it; None where it is stored as wgmma takes it."""
+    """Scales of A's rows in a k-tile: consumers dequantise A with them, or scale what a k-tile adds to accumulators; None without."""
     zeros: Operand | None = None
     """Zero points of A's rows; None where all are the same."""
+    column_scales: Any = None
+    """Buffer of scales of B's blocks of 128 columns and k-tiles, where a k-tile's products are scaled; None without."""
+    partial_sets: int = 0
+    """Sets of registers for the products of k-tiles that are to be scaled."""
     k_parts: int = 1
     """Parts of a k-tile, each of K_TILE_BYTES of a row of B: one, or two where consumers dequantise A."""
 
@@ -187,7 +191,12 @@ class GemmKernel:
     @property
     def is_quantised(self) -> bool:
         """Say whether consumers dequantise A to registers, a k-tile ahead of the one that is multiplied."""
-        return self.scales is not None
+        return self.scales is not None and self.a.in_registers
+
+    @property
+    def is_scaled(self) -> bool:
+        """Say whether consumers scale what each k-tile adds to accumulators."""
+        return self.column_scales is not None
 
     @property
     def cluster_grid(self) -> tuple[int, int]:

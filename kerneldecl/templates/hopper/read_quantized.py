@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import tvm
 from tvm import te, tirx
-from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
 from kerneldecl.analysis.packed_weights import GROUPS, packed_shape
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.templates.hopper.read_gemm import GemmProblem, read_gemm
+from kerneldecl.templates.hopper.split_stages import fresh_of, split_stages
 
 DTYPES = ("float16", "bfloat16")
 
@@ -49,12 +49,14 @@ class QuantizedGemm(NamedTuple):
 
 def read_quantized(mod: tvm.IRModule) -> QuantizedGemm | None:
     """Return the GEMM with packed weights that a module's function is, None where it is another computation."""
-    split = _split(mod["main"])
+    split = split_stages(mod["main"], 1)
     if split is None:
         return None
-    dequantising, rest = split
+    [dequantising], rest = split
     gemm = read_gemm(canonical_module(rest))
     if gemm is None or not gemm.b.buffer.same_as(gemm.func_params[-1]) or gemm.extents[0] != 1:
+        return None
+    if len(dequantising.params) not in (3, 4):
         return None
     values, scales, *zeros, weights = dequantising.params
     (n, k), dtype = (int(extent) for extent in weights.shape), str(weights.dtype)
@@ -65,35 +67,8 @@ def read_quantized(mod: tvm.IRModule) -> QuantizedGemm | None:
         return None
     if match_digest(dequantising) != match_digest(_expected(n, k, dtype, scales.shape, has_zeros=bool(zeros))):
         return None
-    # `read_gemm` gives each parameter a buffer of its own, in their order.
-    at = [next(i for i, param in enumerate(rest.params) if param.same_as(buffer)) for buffer in (values, scales, *zeros)]
-    found = [gemm.func_params[i] for i in at]
+    found = fresh_of(gemm, rest, (values, scales, *zeros))
     return QuantizedGemm(gemm, PackedWeights(n, k, group, found[0], found[1], found[2] if zeros else None))
-
-
-def _split(func: Any) -> tuple[Any, Any] | None:
-    """Return the first stage of a function as one of its own, and the function of the others; None where the first one is not such a stage.
-
-    Parameters of the first are values, scales, zero points where there are some, and weights, which are the last parameter of the other.
-    """
-    sch = Schedule(tvm.IRModule({"main": func}))
-    blocks = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
-    root = sch.get(sch.get_sblock("root"))
-    if len(blocks) < 2 or len(root.body.seq) != len(blocks) or len(blocks[0].writes) != 1:
-        return None
-    weights = blocks[0].writes[0].source
-    read = [region.source for region in blocks[0].reads]
-    found = [buffer for buffer in func.params if any(buffer.same_as(each) for each in read)]
-    if len(found) != len(read) or not 2 <= len(found) <= 3 or not any(weights.same_as(each) for each in root.alloc_buffers):
-        return None
-    others = [buffer for buffer in root.alloc_buffers if not buffer.same_as(weights)]
-    dequantising = tirx.PrimFunc([*found, weights], _rooted(root.body.seq[0], []))
-    rest = tirx.PrimFunc([*func.params, weights], _rooted(tirx.SeqStmt(list(root.body.seq)[1:]), others))
-    return dequantising, rest
-
-
-def _rooted(body: Any, buffers: list[Any]) -> Any:
-    return SBlockRealize([], True, SBlock([], [], [], "root", body, alloc_buffers=buffers))
 
 
 def _expected(n: int, k: int, dtype: str, scale_shape: Any, *, has_zeros: bool) -> Any:
