@@ -15,7 +15,7 @@ from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from .shared.epilogue import Epilogue, RowStep, Step
-from .shared.precision import accum_tolerance, reference_dtype
+from .shared.precision import accum_dtype, accum_tolerance, reference_dtype
 from .shared.quantization import TILE_K, TILE_ROWS, Granularity, WeightDtype, WeightLayout, Weights
 
 ROW_GROUP = 128
@@ -35,7 +35,7 @@ class MatmulQuantized(Rule):
     weights: WeightDtype = "int4"
     """Dtype of W. int4 has two weights a byte along k, the low nibble first, and values 0 to 15, of which 8 is subtracted."""
     scales: Granularity = "group"
-    """What shares a scale: all of W (tensor), a row of W (column, of C), `group` weights of it along k (group), or `group` rows of them (block)."""
+    """What shares a scale: W (tensor), a row (column), `group` of a row (group, [k / group, n]), or a square (block, [n / group, k / group])."""
     group: Extent = 128
     """Weights along k that share a scale, where scales are of groups or blocks; a divisor of k."""
     zero_points: bool = False
@@ -45,7 +45,7 @@ class MatmulQuantized(Rule):
     dtype: Literal["float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"] = "float16"
     """Dtype of A. With 16 bits it is the dtype of the scales too; those of 8-bit activations are float32."""
     activation_scales: Literal["", "token", "group"] = ""
-    """What shares a scale of A, of 8 bits: a row (token), scales [m], or 128 elements of it (group), [k / 128, m]; by default A has none."""
+    """What shares a scale of A of 8 bits: a row (token, scales [m]), or 128 elements of it (group, [k / 128, m]); by default A has none."""
     out_dtype: Dtype | Literal[""] = ""
     """Dtype of C, the bias and the residual; by default dtype, bfloat16 for 8-bit activations."""
     epilogue: tuple[Step | RowStep, ...] = ()
@@ -85,6 +85,16 @@ class MatmulQuantized(Rule):
         return (Arg("activation_scales", shapes[self.activation_scales], "float32"),) if self.activation_scales else ()
 
     def problems(self) -> Iterator[str]:
+        yield from self._weight_problems()
+        if self.activation_scales and self._is_wide:
+            yield f"activation_scales are for activations of 8 bits, not {self.dtype}"
+        elif self.activation_scales == "group" and self.k % ROW_GROUP:
+            yield f"activation_scales group shares a scale among {ROW_GROUP} elements, which do not divide k {self.k}"
+        if (self.out_dtype or "float16").startswith(("int", "uint")):
+            yield f"out_dtype {self.out_dtype} would cut off the fractions that scales give"
+        yield from self._epilogue.problems()
+
+    def _weight_problems(self) -> Iterator[str]:
         if self.scales in {"group", "block"} and self.k % self.group:
             yield f"group {self.group} does not divide k {self.k}"
         if self.weights == "int4" and self.k % 2:
@@ -95,13 +105,6 @@ class MatmulQuantized(Rule):
             yield f"layout packed is for int4, not {self.weights}"
         elif self.layout == "packed" and (self.n % TILE_ROWS or self.k % TILE_K):
             yield f"layout packed has tiles of {TILE_ROWS} x {TILE_K} weights, which n {self.n} and k {self.k} are no multiples of"
-        if self.activation_scales and self._is_wide:
-            yield f"activation_scales are for activations of 8 bits, not {self.dtype}"
-        elif self.activation_scales == "group" and self.k % ROW_GROUP:
-            yield f"activation_scales group shares a scale among {ROW_GROUP} elements, which do not divide k {self.k}"
-        if (self.out_dtype or "float16").startswith(("int", "uint")):
-            yield f"out_dtype {self.out_dtype} would cut off the fractions that scales give"
-        yield from self._epilogue.problems()
 
     def signature(self) -> Signature:
         a = Arg("A", (self.m, self.k), self.dtype)
@@ -111,6 +114,8 @@ class MatmulQuantized(Rule):
         from tvm import te
 
         a, w, scale, *others = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
+        if self._scales_results:
+            return [*inputs, self._lower_scaled(a, w, [scale, *others])]
         remaining = list(others)
         zeros = remaining.pop(0) if self.zero_points else None
         weights = self._weights.lower(w, scale, zeros, self._compute_dtype)
@@ -122,6 +127,26 @@ class MatmulQuantized(Rule):
 
         out = self._epilogue.out
         return [*inputs, self._epilogue.lower(lambda name: te.compute(out.shape, element, name=name), remaining)]
+
+    @property
+    def _scales_results(self) -> bool:
+        """Say whether operands are multiplied as they are stored, and results scaled: no scale varies along k."""
+        is_plain = self.weights == self.dtype and not self.zero_points
+        return is_plain and self.scales in {"tensor", "column"} and self.activation_scales != "group"
+
+    def _lower_scaled(self, a: Any, w: Any, operands: list[Any]) -> Any:
+        """Return the GEMM of the stored values, with the scales as the first steps of its epilogue."""
+        from tvm import te
+
+        accum, out = accum_dtype(self.dtype), self._epilogue.out
+        steps: tuple[Step | RowStep, ...] = ("scale" if self.scales == "tensor" else "scale_columns",)
+        steps += ("scale_rows",) if self.activation_scales else ()
+
+        def element(row: Any, column: Any) -> Any:
+            k = te.reduce_axis((0, self.k), "k")
+            return te.sum(a(row, k).astype(accum) * w(column, k).astype(accum), axis=k)
+
+        return Epilogue((*steps, *self.epilogue), accum, out).lower(lambda name: te.compute(out.shape, element, name=name), operands)
 
     def _activations(self, a: Any, scale: Any) -> Any:
         from tvm import te

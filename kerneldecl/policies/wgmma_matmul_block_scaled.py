@@ -15,6 +15,7 @@ from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.analysis.hopper_limits import MAX_STAGES, MMA_TILE_ROWS, RESERVED_SMEM_BYTES, WARPGROUP_THREADS
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
@@ -138,7 +139,7 @@ def _estimate(problem: Problem, tiling: Tiling, gpu: Gpu) -> Estimate:
 def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """Return a p-norm of the times of DRAM, of L2, of an SM's tensor cores, of a consumer by itself and of loads' latency."""
     tiles = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n)
-    k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * model.SUSTAINED_CLOCK)
+    k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
     turns = math.ceil(tiles * tiling.split_k / gpu.sm_count) * k_tiles
     mma_cycles = MMA_TILE_ROWS * tiling.block_n * BLOCK / MMA_ELEMENTS_PER_CYCLE
     scale_cycles = SCALE_CYCLES * tiling.block_n / BLOCK / tiling.partials

@@ -21,6 +21,7 @@ from kerneldecl.analysis.hopper_limits import (
 from kerneldecl.analysis.packed_weights import GROUPS, TILE_K, packed_shape
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import why_no_wgmma
@@ -201,7 +202,7 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     fitting = gpu.smem_per_sm_bytes // (smem_bytes + gpu.smem_reserved_per_block_bytes)
     resident = max(1, min(fitting, _resident_by_registers(tiling, gpu)))
     ctas = -(-tiles * tiling.split_k // gpu.sm_count)
-    mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / (gpu.clock_hz * model.SUSTAINED_CLOCK)
+    mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
     mma_cycles = MMA_TILE_ROWS * tiling.block_n * tiling.block_k / MMA_ELEMENTS_PER_CYCLE
     dequantise_cycles = DEQUANTISE_CYCLES * tiling.block_k / TILE_K
     rows_cycles = max(dequantise_cycles, mma_cycles)
@@ -216,10 +217,10 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
         turns * latency * cycle,
         turns * model.LOAD_LATENCY_SECS / (tiling.stages - 1),
     )
-    return p_norm(*times, exponent=OVERLAP) + _once_secs(problem, tiling, gpu, tiles)
+    return p_norm(*times, exponent=OVERLAP) + _once_secs(tiling, gpu, tiles)
 
 
-def _once_secs(problem: Problem, tiling: Tiling, gpu: Gpu, tiles: int) -> float:
+def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
     """Return the seconds that a kernel takes once: its launch, the first loads, the reduction of split-K."""
     secs = model.launch_secs(gpu, has_pdl=bool(tiling.pdl)) + model.PROLOGUE_SECS + tiling.stages * model.STAGE_FILL_SECS
     if tiling.workspace:

@@ -1,7 +1,7 @@
 """Owns the GEMM kernel of float8 with block scales on wgmma: the products of each k-tile are scaled, then added to float32 accumulators.
 
-Knows nothing of how its parameters are chosen, and recognises the computation by its structure: A has a scale for each 128 elements of a row,
-[k / 128, m], B, [n, k], one for each 128 x 128 block, as rule `matmul_quantized` with `activation_scales` group and `scales` block.
+Knows nothing of how its parameters are chosen, and recognises the computation by its structure: A has a scale for each 128 elements of a
+row, [k / 128, m], B, [n, k], one for each 128 x 128 block, as rule `matmul_quantized` with `activation_scales` group and `scales` block.
 
 Parameters, as of `wgmma_matmul`:
   block_m       rows of a tile: 64 for each consumer
@@ -40,7 +40,7 @@ from kerneldecl.templates.hopper.read_block_scaled import BlockScaledGemm, read_
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
 
-FIXED = {"kernel_schedule": "cooperative", "swap_ab": 0, "stream_k": 0, "pack": 0}
+FIXED: dict[str, Value] = {"kernel_schedule": "cooperative", "swap_ab": 0, "stream_k": 0, "pack": 0}
 """Parameters of `wgmma_matmul` that this template has one value of."""
 MAX_CONSUMERS_OF_TWO = 2
 """Consumers whose threads have registers for accumulators and two sets of products."""
@@ -55,7 +55,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     problem = read_block_scaled(mod) if has_wgmma(arch) else None
     if problem is None:
         return None
-    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(params["partials"]), arch)
+    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(str(params["partials"])), arch)
     return None if kernel is None else build(kernel)
 
 

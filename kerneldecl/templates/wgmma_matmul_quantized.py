@@ -17,8 +17,8 @@ Parameters, as of `wgmma_matmul`:
   workspace     1 has up to 64 CTAs, of no cluster, share k
   pdl           1 launches with PDL
 
-Shared memory: stages * (block_m * (block_k / 2 + 2 * max(1, block_k / group)) + block_n * block_k * 2) bytes, zero points of one byte beside
-each scale, epilogue buffers and reductions as in `wgmma_matmul`. A consumer dequantises 64 elements along k to one of two sets of 16
+Shared memory: stages * (block_m * (block_k / 2 + 2 * max(1, block_k / group)) + block_n * block_k * 2) bytes, zero points of one byte
+beside each scale, epilogue buffers and reductions as in `wgmma_matmul`. A consumer dequantises 64 elements along k to one of two sets of 16
 registers for each 64 rows while tensor cores multiply from the other.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
@@ -42,7 +42,7 @@ from kerneldecl.templates.hopper.read_quantized import QuantizedGemm, read_quant
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
 
-FIXED = {"cluster_n": 1, "kernel_schedule": "cooperative", "swap_ab": 1, "stream_k": 0, "pack": 0}
+FIXED: dict[str, Value] = {"cluster_n": 1, "kernel_schedule": "cooperative", "swap_ab": 1, "stream_k": 0, "pack": 0}
 """Parameters of `wgmma_matmul` that this template has one value of."""
 
 
@@ -52,7 +52,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     problem = read_quantized(mod) if has_wgmma(arch) else None
     if problem is None:
         return None
-    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(params["block_k"]), arch)
+    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(str(params["block_k"])), arch)
     return None if kernel is None else build(kernel)
 
 

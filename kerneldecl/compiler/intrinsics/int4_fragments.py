@@ -33,8 +33,8 @@ _TYPES = {
 def dequantise_source(dtype: str, scales: int, pitch: int, *, has_zeros: bool) -> tuple[str, str]:
     """Return the name and CUDA of a function that gives a lane its 16 registers of operand A of 16 rows and 64 elements along k.
 
-    Its arguments are the registers, the lane's 4 words of weights, its first row's scale in shared memory, that of its second row 8 further,
-    and likewise the zero points where there are some. The `scales` of a row, 1 or 2 along k, are `pitch` elements apart.
+    Its arguments are the registers, the lane's 4 words of weights, its first row's scale in shared memory, that of its second row 8
+    further, and likewise the zero points where there are some. The `scales` of a row, 1 or 2 along k, are `pitch` elements apart.
     """
     kind = _TYPES[dtype]
     name = f"kd_dequantise_i4_{dtype}_{scales}_{pitch}{'_zeros' if has_zeros else ''}"

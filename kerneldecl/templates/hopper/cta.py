@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import WARPGROUP_THREADS
-from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.consumer import CtaRank
+from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
 from kerneldecl.templates.hopper.tma import TmaLoader
 

@@ -13,10 +13,10 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, TMA_SMEM_ALIGN_BYTES
+from kerneldecl.templates.hopper.consumer import Consumer
 from kerneldecl.templates.hopper.cta import Cta, Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.consumer import Consumer
 from kerneldecl.templates.hopper.mainloop import finish_first_mma_tile, finish_mainloop, run_mainloop
 from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import packed
@@ -215,7 +215,8 @@ def _reduce_split_k(cta, consumer):
 
 def _alloc_stages(pool: Any, stages: int, factor: Operand) -> Any:
     """Allocate stages of scales or zero points in shared memory, each where TMA's boxes may start."""
-    return pool.alloc((stages, max(factor.stage_bytes, TMA_SMEM_ALIGN_BYTES) // factor.item_bytes), factor.dtype, align=TMA_SMEM_ALIGN_BYTES)
+    elements = max(factor.stage_bytes, TMA_SMEM_ALIGN_BYTES) // factor.item_bytes
+    return pool.alloc((stages, elements), factor.dtype, align=TMA_SMEM_ALIGN_BYTES)
 
 
 @T.inline
@@ -278,6 +279,13 @@ def _host_body(kernel: GemmKernel, workspace: Workspace | PartialSums | None, bo
     return packed(kernel.packings, kernel.sm_count, body) if kernel.packings else body
 
 
+@T.inline
+def _encode(tensor_map, operand):
+    """Encode the tensor map of an operand that TMA loads."""
+    if not operand.via_registers:
+        T.call_packed(ENCODE, tensor_map, operand.dtype, *operand.tma.map.args)
+
+
 def build(kernel: GemmKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     params, epilogue = kernel.params, kernel.epilogue
@@ -287,11 +295,9 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
     @T.prim_func(check_well_formed=False)
     def main():
         rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if not kernel.a.via_registers:
-            T.call_packed(ENCODE, rows_map, kernel.a.dtype, *kernel.a.tma.map.args)
+        _encode(rows_map, kernel.a)
         columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if not kernel.b.via_registers:
-            T.call_packed(ENCODE, columns_map, kernel.b.dtype, *kernel.b.tma.map.args)
+        _encode(columns_map, kernel.b)
         store_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         if kernel.epilogue_plan.stores_by_tma:
             T.call_packed(ENCODE, store_map, epilogue.dtype, *epilogue.map.args)
@@ -304,12 +310,12 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
             tile_map = T.meta_var(None)
         if kernel.scales is not None:
             scales_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-            T.call_packed(ENCODE, scales_map, kernel.scales.dtype, *kernel.scales.tma.map.args)
+            _encode(scales_map, kernel.scales)
         else:
             scales_map = T.meta_var(None)
         if kernel.zeros is not None:
             zeros_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-            T.call_packed(ENCODE, zeros_map, kernel.zeros.dtype, *kernel.zeros.tma.map.args)
+            _encode(zeros_map, kernel.zeros)
         else:
             zeros_map = T.meta_var(None)
 

@@ -18,6 +18,7 @@ from kerneldecl.templates.hopper.dequantised_mainloop import run_dequantised
 from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT
 from kerneldecl.templates.hopper.scaled_mainloop import run_scaled
 
+
 @T.inline
 def _tail(consumer):
     """Multiply the last k-tiles for the first MMA tile, then for the second."""

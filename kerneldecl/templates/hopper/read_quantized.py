@@ -50,20 +50,17 @@ class QuantizedGemm(NamedTuple):
 def read_quantized(mod: tvm.IRModule) -> QuantizedGemm | None:
     """Return the GEMM with packed weights that a module's function is, None where it is another computation."""
     split = split_stages(mod["main"], 1)
-    if split is None:
+    if split is None or len(split[0][0].params) not in (3, 4):
         return None
     [dequantising], rest = split
     gemm = read_gemm(canonical_module(rest))
     if gemm is None or not gemm.b.buffer.same_as(gemm.func_params[-1]) or gemm.extents[0] != 1:
         return None
-    if len(dequantising.params) not in (3, 4):
-        return None
     values, scales, *zeros, weights = dequantising.params
     (n, k), dtype = (int(extent) for extent in weights.shape), str(weights.dtype)
     group = k if len(scales.shape) == 1 else k // int(scales.shape[0])
-    if dtype not in DTYPES or group not in (*GROUPS, k) or k % group:
-        return None
-    if [int(extent) for extent in values.shape] != list(packed_shape(n, k)):
+    is_packed = [int(extent) for extent in values.shape] == list(packed_shape(n, k))
+    if not is_packed or dtype not in DTYPES or group not in (*GROUPS, k) or k % group:
         return None
     if match_digest(dequantising) != match_digest(_expected(n, k, dtype, scales.shape, has_zeros=bool(zeros))):
         return None

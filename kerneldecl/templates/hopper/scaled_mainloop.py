@@ -1,7 +1,7 @@
 """Owns the mainloop of a consumer that scales the products of each k-tile before it adds them to accumulators: float8 with block scales.
 
-wgmma multiplies a k-tile into registers of its own, of which there are one or two sets. While it multiplies the next one into the second set,
-or other consumers multiply, these are scaled and added in float32.
+wgmma multiplies a k-tile into registers of its own, one or two sets of them. While it multiplies the next one into the second set, or other
+consumers multiply, these are scaled and added in float32.
 
 Knows nothing of how operands come to shared memory or what becomes of accumulators.
 """

@@ -42,7 +42,7 @@ def split_stages(func: Any, count: int) -> tuple[list[Any], Any] | None:
 
 
 def fresh_of(gemm: GemmProblem, func: Any, buffers: Sequence[Any]) -> list[Any]:
-    """Return the buffers of a GEMM that stand for some of its function's parameters: `read_gemm` gives each one of its own, in their order."""
+    """Return the buffers of a GEMM that stand for some of its function's parameters: `read_gemm` gives each one its own, in order."""
     return [gemm.func_params[next(i for i, param in enumerate(func.params) if param.same_as(buffer))] for buffer in buffers]
 
 
