@@ -35,7 +35,7 @@ class MatmulQuantized(Rule):
     weights: WeightDtype = "int4"
     """Dtype of W. int4 has two weights a byte along k, the low nibble first, and values 0 to 15, of which 8 is subtracted."""
     scales: Granularity = "group"
-    """What shares a scale: W (tensor), a row (column), `group` of a row (group, [k / group, n]), or a square (block, [n / group, k / group])."""
+    """What shares a scale: W (tensor), a row (column), `group` along k (group, [k / group, n]) or a block ([n / group, k / group])."""
     group: Extent = 128
     """Weights along k that share a scale, where scales are of groups or blocks; a divisor of k."""
     zero_points: bool = False
