@@ -176,14 +176,7 @@ def _consume(cta, workspace):
     tile_operand = T.meta_var(TileOperandLoads(cta.maps[3], smem.tile_operand, loaded, elements) if plan.streams else None)
     context = T.meta_var(
         StoreContext(
-            plan=plan,
-            acc=acc,
-            aux=aux,
-            packed=packed,
-            staging=smem.staging,
-            map=cta.maps[2],
-            lanes=cta.lanes,
-            tile_operand=tile_operand,
+            plan=plan, acc=acc, aux=aux, packed=packed, staging=smem.staging, map=cta.maps[2], lanes=cta.lanes, tile_operand=tile_operand
         )
     )
     if kernel.params.is_pingpong:
