@@ -22,7 +22,7 @@ from kerneldecl.templates.cpu.gemm import GemmTiles, merge_epilogue, parallelize
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled GEMM with its epilogue fused, or None where the function is none or tiles or vectors do not divide it."""
     tiles, gemm = GemmTiles.of(params), read_gemm(mod)
-    if gemm is None:
+    if gemm is None or gemm.computed:
         return None
     sch, block, axes, (m, n, k) = gemm.sch, gemm.block, gemm.axes, gemm.mnk
     lanes = vector_lanes(arch, sch.get(block))

@@ -6,7 +6,8 @@ Parameters:
   tile_m, tile_n    rows and columns of a register tile, whose accumulators stay in registers over k; columns are vectorized
   block_m, block_n  rows and columns of a parallel task's block; multiples of the tile
   block_k           k-iterations between two accesses to accumulators in memory; 0 does not block k
-  pack_m, pack_n    copy the operand that m (that n) indexes into panels, which a register tile reads contiguously
+  pack_m, pack_n    copy the operand that m (that n) indexes into panels, which a register tile reads contiguously; an operand that the
+                    function computes, such as dequantised weights, is computed into them
   order             order of tasks and of tiles: "mn" row by row, "nm" column by column
 """
 
@@ -49,7 +50,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     if gemm is None:
         return None
     sch, block, axes, (m, n, k) = gemm.sch, gemm.block, gemm.axes, gemm.mnk
-    if not tiles.divide(m, n):
+    if not tiles.divide(m, n) or not _packs_what_is_computed(gemm, packing):
         return None
     lanes = vector_lanes(arch, sch.get(block))
     is_blocked = 0 < packing.block_k < k
@@ -77,9 +78,15 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     return sch
 
 
+def _packs_what_is_computed(gemm: Gemm, packing: _Packing) -> bool:
+    """Say whether the operands that the function computes are packed."""
+    packed = {operand.position for operand, is_packed in ((gemm.axes.a, packing.pack_m), (gemm.axes.b, packing.pack_n)) if is_packed}
+    return gemm.computed.keys() <= packed
+
+
 def _pack_operands(gemm: Gemm, tiles: GemmTiles, packing: _Packing, padded: set[int], *, is_parallel: bool) -> None:
     """Pack the operands that the parameters name, and those whose axes are padded."""
-    sch, block, axes = gemm.sch, gemm.block, gemm.axes
+    sch, block, axes, computed = gemm.sch, gemm.block, gemm.axes, gemm.computed
     for operand, axis, tile, is_wanted in (
         (axes.a, axes.m, tiles.tile_m, packing.pack_m),
         (axes.b, axes.n, tiles.tile_n, packing.pack_n),
@@ -89,4 +96,6 @@ def _pack_operands(gemm: Gemm, tiles: GemmTiles, packing: _Packing, padded: set[
             sch.cache_read(block, operand.position, "global")
         if is_wanted or is_padded:
             rest = tuple(dim for dim in range(operand.rank) if dim not in {operand.spatial_dim, operand.reduce_dim})
+            if operand.position in computed:
+                sch.compute_inline(computed[operand.position])
             pack(sch, block, operand.position, Panels(operand.spatial_dim, tile, rest, (operand.reduce_dim,)), is_parallel=is_parallel)

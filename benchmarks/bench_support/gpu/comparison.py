@@ -99,7 +99,7 @@ def arguments_of(entry: Entry) -> Arguments:
     try:
         want = reference(entry.workload.rule, attrs, inputs)
     except KeyError:
-        want = torch.from_numpy(np.asarray(rule.reference(*(x.cpu().numpy() for x in inputs)))).to(device)
+        want = torch.from_numpy(np.asarray(rule.reference(*map(_on_host, inputs)))).to(device)
     (out,) = rule.signature().outputs
     sets = [
         [*(x.clone() for x in inputs), torch.empty(out.shape, dtype=dtype_of(out), device=device)]
@@ -107,6 +107,17 @@ def arguments_of(entry: Entry) -> Arguments:
     ]
     tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
     return Arguments(sets, want, tolerance, rule.rows_vary(), flusher(gpu.l2_bytes) if gpu else lambda: None)
+
+
+def _on_host(tensor: Any) -> Any:
+    """Return a torch tensor as an array, also of dtypes that torch does not export to NumPy."""
+    import torch
+
+    from kerneldecl.arrays import numpy_dtype
+
+    dtype = numpy_dtype(str(tensor.dtype).removeprefix("torch."))
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return tensor.cpu().view(bits).numpy().view(dtype)
 
 
 def kernel_call(built: Built, sets: Sequence[Args]) -> Call:

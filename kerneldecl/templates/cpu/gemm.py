@@ -14,6 +14,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction, plain_positions
 
@@ -70,7 +71,7 @@ class GemmTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Gemm:
-    """A schedule whose one reduction is a GEMM without producers, followed by an elementwise epilogue."""
+    """A schedule whose one reduction is a GEMM, followed by an elementwise epilogue."""
 
     sch: Schedule
     block: Any
@@ -78,6 +79,8 @@ class Gemm:
     extents: tuple[int, ...]
     """Extents of all axes of the block, in its order."""
     epilogue: list[Any]
+    computed: Mapping[int, Any]
+    """Blocks that compute operands element by element from arguments, such as dequantised weights, by the operand's position."""
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -109,11 +112,19 @@ def read_gemm(mod: IRModule) -> Gemm | None:
     sch = Schedule(mod)
     block = only_reduction(sch)
     axes = None if block is None else gemm_axes(sch.get(block))
-    if axes is None or sch.get_producers(block):
+    if axes is None:
         return None
+    producers = sch.get_producers(block)
+    if any(is_reduction(sch.get(producer)) or sch.get_producers(producer) for producer in producers):
+        return None
+    results = [(producer, sch.get(producer).writes[0].source) for producer in producers]
+    reads = enumerate(sch.get(block).reads)
+    computed = {position: producer for position, read in reads for producer, result in results if read.source.same_as(result)}
     epilogue = epilogue_of(sch, block)
     extents = tuple(int(axis.dom.extent) for axis in sch.get(block).iter_vars)
-    return None if epilogue is None else Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=epilogue)
+    if epilogue is None:
+        return None
+    return Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=epilogue, computed=computed)
 
 
 def gemm_axes(block: Any) -> GemmAxes | None:

@@ -39,6 +39,8 @@ MAX_REGISTERS = 255
 """Registers that a thread may have (CUDA programming guide)."""
 OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
+FEW_ACCUM_REGISTERS = 64
+"""Accumulators up to which consumers that dequantise need no more registers than a thread has anyway, so that two CTAs share an SM."""
 A_FRAGMENT = 4
 """Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
@@ -151,6 +153,16 @@ class GemmKernel:
     sm_count: int
     packings: tuple[Packing, ...] = ()
     """Copies of operands that a kernel of their own makes before."""
+    scales: Operand | None = None
+    """Scales of A's rows in a k-tile: consumers dequantise A with them, or scale what a k-tile adds to accumulators; None without."""
+    zeros: Operand | None = None
+    """Zero points of A's rows; None where all are the same."""
+    column_scales: Any = None
+    """Buffer of scales of B's blocks of 128 columns and k-tiles, where a k-tile's products are scaled; None without."""
+    partial_sets: int = 0
+    """Sets of registers for the products of k-tiles that are to be scaled."""
+    k_parts: int = 1
+    """Parts of a k-tile, each of K_TILE_BYTES of a row of B: one, or two where consumers dequantise A."""
 
     @property
     def is_pdl_secondary(self) -> bool:
@@ -174,7 +186,17 @@ class GemmKernel:
 
     @property
     def stage_bytes(self) -> int:
-        return self.a.stage_bytes + self.b.stage_bytes
+        return sum(operand.stage_bytes for operand in (self.a, self.b, self.scales, self.zeros) if operand is not None)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Say whether consumers dequantise A to registers, a k-tile ahead of the one that is multiplied."""
+        return self.scales is not None and self.a.in_registers
+
+    @property
+    def is_scaled(self) -> bool:
+        """Say whether consumers scale what each k-tile adds to accumulators."""
+        return self.column_scales is not None
 
     @property
     def cluster_grid(self) -> tuple[int, int]:
@@ -235,6 +257,8 @@ class GemmKernel:
     @property
     def maxnreg(self) -> tuple[int, int]:
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
+        if self.is_quantised and self.accum.registers <= FEW_ACCUM_REGISTERS:
+            return 0, 0
         return (SETMAXNREG_VIA_REGISTERS if self.via_registers else SETMAXNREG)[self.params.consumers]
 
     @property
@@ -253,8 +277,8 @@ class GemmKernel:
 
     @property
     def a_fragments(self) -> int:
-        """Return the registers of a thread that hold A's k-tile, where wgmma takes it from them."""
-        return self.params.mma_tiles * K_TILE_BYTES // K_BYTES * A_FRAGMENT
+        """Return the registers of a thread that hold A's k-tile, where wgmma takes it from them: two of them where A is dequantised."""
+        return (1 + self.is_quantised) * self.params.mma_tiles * K_TILE_BYTES // K_BYTES * A_FRAGMENT
 
     @property
     def mma_n(self) -> int:
@@ -263,14 +287,17 @@ class GemmKernel:
     @property
     def mma(self) -> str:
         kind, accum = PTX_TYPES[self.dtype], PTX_TYPES[self.accum_dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{K_BYTES // self.a.item_bytes}.{accum}.{kind}.{kind}"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{K_BYTES // self.b.item_bytes}.{accum}.{kind}.{kind}"
 
     @property
     def mma_flags(self) -> tuple[int, ...]:
         """Return wgmma's immediates: no negation, and for 16 bits whether operands are transposed."""
         if self.dtype == "int8":
             return ()
-        return (1, 1, int(not self.a.is_k_last), int(not self.b.is_k_last)) if self.dtype.endswith("16") else (1, 1)
+        if not self.dtype.endswith("16"):
+            return (1, 1)
+        orders = [int(not operand.is_k_last) for operand in (self.a, self.b) if not operand.in_registers]
+        return (1, 1, *orders)
 
     @property
     def k_tiles_per_cta(self) -> int:

@@ -263,6 +263,8 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "wgmma_attention_decode",
         "gpu_matmul",
         "gpu_gemv_i4",
+        "wgmma_matmul_block_scaled",
+        "wgmma_matmul_quantized",
     }
     assert set(traced) == set(standard_order("cuda")) - untraced
     assert policies_behind(STANDARD, "traced", "cpu") == tuple(

@@ -74,6 +74,30 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         "gpu_matmul_tc",
         {**GEMM, **DOUBLE_BUFFERED, "block_k": 64, "split_k": 1, "smem_epilogue": 0},
     ),
+    "4-bit weights in rows": (
+        "matmul_quantized",
+        {"m": 48, "n": 96, "k": 128, "group": 32, "dtype": "float16", "layout": "rows"},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "packed 4-bit weights with zero points, odd rows": (
+        "matmul_quantized",
+        {"m": 33, "n": 96, "k": 128, "zero_points": True, "dtype": "bfloat16", "layout": "packed"},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 1},
+    ),
+    "8-bit weights": (
+        "matmul_quantized",
+        {"m": 64, "n": 96, "k": 128, "weights": "int8", "scales": "column", "dtype": "float16"},
+        "gpu_matmul_tc",
+        {**GEMM, **DOUBLE_BUFFERED, "block_k": 64, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "float8 weights": (
+        "matmul_quantized",
+        {"m": 40, "n": 50, "k": 128, "weights": "float8_e4m3fn", "scales": "block", "dtype": "float16", "epilogue": ["bias"]},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
     "convolution": (
         "conv2d",
         {"n": 1, "h": 16, "w": 32, "c": 3, "f": 32, "kh": 5, "kw": 5, "stride": 2, "padding": 2},
