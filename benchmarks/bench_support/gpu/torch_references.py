@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
 from bench_support.gpu.torch_rules import (
@@ -44,7 +45,7 @@ def dtype_of(arg: Arg) -> Any:
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
     """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
-    scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
+    scaled = {"matmul": 1, "matmul_grouped": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
     if rule_name == "gemv_i4":
@@ -57,6 +58,8 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
         if attrs["page_size"]:
             pages = torch.randperm(args[1].shape[0], device=device, dtype=torch.int32)
             inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
+    if rule_name == "matmul_grouped":
+        inputs[-1].copy_(torch.from_numpy(rule.sizes(np.random.default_rng(0))))
     if attrs.get("precision") == "tfloat32":
         # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
         inputs[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in inputs[:2]]
@@ -200,10 +203,24 @@ def _sequence(attrs: Attrs, inputs: Args, cache: Tensor, sequence: int) -> Tenso
     return cache[inputs[-2][sequence].long()].transpose(0, 1).flatten(1, 2)
 
 
+def _matmul_grouped_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    """Compute one group after another; rows of no group are zero."""
+    a, b, sizes = inputs
+    out = torch.zeros(*a.shape[:-1], attrs["n"], dtype=torch.float64, device=a.device)
+    weights = b.mT if attrs["layout"] == "nt" else b
+    begin = 0
+    for group, size in enumerate(sizes.tolist()):
+        rows = (group, slice(size)) if attrs["masked"] else slice(begin, size)
+        out[rows] = a[rows].double() @ weights[group].double()
+        begin = size
+    return out
+
+
 _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "matmul": _matmul_reference,
     "gemv": _gemv_reference,
     "gemv_i4": _gemv_i4_reference,
+    "matmul_grouped": _matmul_grouped_reference,
     "conv2d": _conv2d_reference,
     "elementwise": _elementwise_reference,
     "reduce": lambda attrs, inputs: reduce(attrs, inputs[0].double()),
