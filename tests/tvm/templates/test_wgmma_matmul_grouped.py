@@ -18,7 +18,7 @@ from support.grouped_cases import GROUPED, MASKED, OFFSETS, PLAIN, RULE, SMALL, 
 from support.repository import REPOSITORY
 from support.thinned import only
 
-from kerneldecl.arrays import relative_error
+from kerneldecl.arrays import numpy_dtype, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.matmul_grouped import read_matmul_grouped
@@ -29,6 +29,7 @@ from kerneldecl.toolchain import nvcc
 
 H200 = load_arch(REPOSITORY, "h200")
 FEW_SMS = replace(H200, gpu=replace(H200.the_gpu, sm_count=SMS))
+WAIT = r"tvm_builtin_cuda_mbarrier_wait\(\(&[^;]*\b{}\[0\] \+[^;]*;"
 MOE: dict[str, Any] = {"rows": 32768, "groups": 128, "n": 2048, "k": 768, "dtype": "bfloat16"}
 
 
@@ -45,9 +46,7 @@ def kernel_of(attrs: dict[str, Any], params: dict[str, Any]) -> Kernel:
 def results(kernel: Kernel, rule: Any, inputs: list[Any], seed: int = 1) -> Any:
     """Return what the kernel makes of the inputs, which it must leave as they are; its results are NaN before."""
     (out,) = rule.signature().outputs
-    *after, got = kernel(
-        *inputs, np.full(out.shape, np.nan, rule._out_dtype if rule._out_dtype != "bfloat16" else inputs[0].dtype), seed=seed
-    )
+    *after, got = kernel(*inputs, np.full(out.shape, np.nan, numpy_dtype(out.dtype)), seed=seed)
     assert all(one.tobytes() == other.tobytes() for one, other in zip(after, inputs, strict=True))
     return got
 
@@ -114,13 +113,11 @@ def test_counts_that_are_none_touch_nothing_outside() -> None:
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        (
-            r"tvm_builtin_cuda_mbarrier_wait\(\(&[^;]*\b_ptr_\w*\[0\] \*[^;]*;",
-            "which an asynchronous copy still fills|which nobody has written",
-        ),
+        (WAIT.format("state_stage_ptr_1"), "which an asynchronous copy still fills|which nobody has written"),
+        (WAIT.format("state_stage_ptr"), "arrives at the barrier .* more often|still being read asynchronously"),
         (r"\w+fence_proxy\w+\(\);", "without fence.proxy.async"),
     ],
-    ids=["stages are not waited for", "no fence before TMA stores"],
+    ids=["loads are not waited for", "stages are not waited for", "no fence before TMA stores"],
 )
 def test_a_missing_wait_is_noticed(pattern: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flawed(monkeypatch, lambda source: re.sub(pattern, "", source))
