@@ -18,7 +18,7 @@ from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.grouped_config import GroupedKernel
 from kerneldecl.templates.hopper.grouped_scheduler import GroupedScheduler, Tables, fill_tables
 from kerneldecl.templates.hopper.grouped_store import store_rows, store_zeros
-from kerneldecl.templates.hopper.mainloop import Consumer, CtaRank, finish_mainloop, run_mainloop
+from kerneldecl.templates.hopper.mainloop import Consumer, CtaRank, _release, finish_mainloop, run_mainloop
 from kerneldecl.templates.hopper.store import StoreContext, wait_for_stores
 from kerneldecl.templates.hopper.tma import ENCODE, TmaLoader, load_tile
 
@@ -68,6 +68,15 @@ def _produce(cta):
 
 
 @T.inline
+def _pass_over(consumer, k_tiles):
+    """Have a consumer none of whose rows are the group's give stages back as they are filled."""
+    for _ in T.serial(k_tiles):
+        consumer.barriers.full.wait(consumer.state.stage, consumer.state.phase)
+        _release(consumer, consumer.state.stage)
+        consumer.state.advance()
+
+
+@T.inline
 def _consume(cta, out, index):
     """Have a consumer warpgroup multiply its rows of the cluster's tiles and store the results."""
     kernel, gemm, smem = T.meta_var((cta.kernel, cta.kernel.gemm, cta.smem))
@@ -99,7 +108,9 @@ def _consume(cta, out, index):
     scheduler = cta.scheduler()
     while scheduler.valid():
         row, column = meta_vars((scheduler.row + consumer.first_row, cta.column(scheduler)))
-        if scheduler.is_of_group():
+        if scheduler.is_of_group() & (row >= scheduler.end):
+            _pass_over(consumer, gemm.k_tiles)
+        elif scheduler.is_of_group():
             run_mainloop(consumer, gemm.k_tiles)
             finish_mainloop(consumer)
             store_rows(context, (row, column, index), scheduler.end)
