@@ -142,3 +142,23 @@ def wgmma_takes(sizes: GroupedSizes) -> bool:
         and sizes.groups <= MAX_GROUPS
         and max(sizes.places * max(sizes.k, sizes.n), sizes.places * sizes.n) < MAX_ELEMENTS
     )
+
+
+class CpuGroupedParams(NamedTuple):
+    """The parameters of `cpu_matmul_grouped`."""
+
+    tile_m: int
+    """Rows of a register tile, all of one group."""
+    vectors: int
+    """Vectors of columns of a register tile."""
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_matmul_grouped", self._asdict())
+
+    def fits(self) -> bool:
+        """Say whether a kernel with these parameters can be built."""
+        return 1 <= self.tile_m <= MOST_ROWS and 1 <= self.vectors <= MOST_VECTORS
+
+
+MOST_ROWS, MOST_VECTORS = 16, 8
+"""Rows and vectors of a register tile that the kernel on CPUs unrolls at most."""
