@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kerneldecl.analysis import tensor_cores
-from kerneldecl.analysis.hopper_limits import EPILOGUE_BUFFER_BYTES, MAX_CTA_SMEM_BYTES, RESERVED_SMEM_BYTES
+from kerneldecl.analysis.hopper_limits import EPILOGUE_BUFFER_BYTES, MAX_ACCUM_REGISTERS, MAX_CTA_SMEM_BYTES, RESERVED_SMEM_BYTES
 from kerneldecl.analysis.params import WgmmaParams
 from kerneldecl.model import Access, Candidate, IterSpace, dtype_bytes
 
@@ -17,6 +16,8 @@ MAX_ELEMENTS = 2**31
 MAX_GROUPS = 1024
 """Groups whose places a CTA finds in shared memory, about 24 KiB of it."""
 TMA_ROW_BYTES = 16
+SCALE_COLUMNS = 128
+"""Columns of B, and elements of k, that share a scale of float8."""
 
 
 class GroupedSizes(NamedTuple):
@@ -126,16 +127,24 @@ class WgmmaGroupedParams(NamedTuple):
 
     def fits(self, sizes: GroupedSizes) -> bool:
         """Say whether a kernel with these parameters has room, besides what any GEMM kernel on wgmma needs."""
-        return self.smem_bytes(sizes) <= MAX_CTA_SMEM_BYTES and self.block_n % 64 == 0 and self.cluster_n <= -(-sizes.n // self.block_n)
+        return (
+            self.smem_bytes(sizes) <= MAX_CTA_SMEM_BYTES
+            and self.block_n % 64 == 0
+            and self.cluster_n <= -(-sizes.n // self.block_n)
+            and (not sizes.is_scaled or self._scales_fit())
+        )
+
+    def _scales_fit(self) -> bool:
+        """Say whether a tile has one scale of B for each k-tile, and a thread registers for the products of one besides its sums."""
+        most = MAX_ACCUM_REGISTERS.get(self.consumers, 0)
+        return SCALE_COLUMNS % self.block_n == 0 and 2 * self.gemm.thread_accumulators <= most
 
 
 def wgmma_takes(sizes: GroupedSizes) -> bool:
     """Say whether the kernel on wgmma computes such a grouped GEMM: TMA takes rows of whole 16 bytes."""
     item, out_item = dtype_bytes(sizes.dtype), dtype_bytes(sizes.out_dtype)
     return (
-        not sizes.is_scaled
-        and sizes.dtype in ("float16", "bfloat16")
-        and sizes.dtype in tensor_cores.operand_dtypes("wgmma")
+        sizes.dtype in (("float8_e4m3fn",) if sizes.is_scaled else ("float16", "bfloat16"))
         and sizes.out_dtype in ("float16", "bfloat16")
         and sizes.k * item % TMA_ROW_BYTES == 0
         and sizes.n * out_item % TMA_ROW_BYTES == 0

@@ -63,7 +63,7 @@ def why_not(sizes: GroupedSizes, gpu: Gpu) -> str:
     """Return why the template does not take a grouped GEMM, as a sentence; empty where it does."""
     if gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
         return "the GPU has no wgmma"
-    return "" if wgmma_takes(sizes) else "elements do not have 16 bits, rows no whole 16 bytes, or there are too many groups"
+    return "" if wgmma_takes(sizes) else "elements are neither of 16 bits nor float8, rows no whole 16 bytes, or there are too many groups"
 
 
 def choices(sizes: GroupedSizes) -> Iterator[WgmmaGroupedParams]:

@@ -35,6 +35,7 @@ AT_EDGES = [
 LARGE = [
     Case("the policy's", RULE, {"rows": 32768, "groups": 128, "n": 2048, "k": 768}, proposed(TEMPLATE, step=3)),
     Case("few rows", RULE, {"rows": 256, "groups": 64, "n": 1024, "k": 1024, "dtype": "float16"}, proposed(TEMPLATE, step=5)),
+    Case("float8", RULE, {"rows": 4096, "groups": 32, "n": 2048, "k": 768, "dtype": "float8_e4m3fn"}, proposed(TEMPLATE, step=3)),
     Case("masked", RULE, {"rows": 200, "groups": 32, "n": 1000, "k": 712, "masked": True}, proposed(TEMPLATE, step=5)),
 ]
 

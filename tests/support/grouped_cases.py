@@ -13,6 +13,7 @@ SMS = 3
 PLAIN = {"block_m": 128, "block_n": 64, "consumers": 2, "stages": 3, "cluster_n": 1, "raster_group": 2}
 SMALL: dict[str, Any] = {"rows": 300, "groups": 5, "n": 136, "k": 200, "dtype": "float16"}
 MASKED: dict[str, Any] = {"masked": True, "rows": 100}
+FLOAT8: dict[str, Any] = {"dtype": "float8_e4m3fn", "k": 336, "rows": 200, "n": 264}
 GROUPED: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "contiguous": ({}, {}),
     "clusters, rows of no group": ({"used": 170, "dtype": "bfloat16"}, {"cluster_n": 2}),
@@ -25,6 +26,8 @@ GROUPED: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "more groups than rows": ({"groups": 70, "rows": 40, "n": 64, "k": 64}, {"block_m": 64, "consumers": 1}),
     "more groups than threads": ({"groups": 400, "rows": 30, "n": 16, "k": 16}, {"block_m": 64, "consumers": 1}),
     "one group": ({"groups": 1}, {}),
+    "float8, clusters": (FLOAT8, {"block_n": 128, "cluster_n": 2}),
+    "masked float8, two MMA tiles of one consumer": (FLOAT8 | MASKED | {"rows": 80}, {"consumers": 1}),
 }
 OFFSETS = {
     "all rows in one group": (0, 300, 300, 300, 300),

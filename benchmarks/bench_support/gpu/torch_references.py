@@ -59,6 +59,8 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
             pages = torch.randperm(args[1].shape[0], device=device, dtype=torch.int32)
             inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
     if rule_name == "matmul_grouped":
+        for scale in inputs[1:-1:2] if attrs["dtype"] in FLOAT8 else ():
+            scale.uniform_(0.5, 1.5)
         inputs[-1].copy_(torch.from_numpy(rule.sizes(np.random.default_rng(0))))
     if attrs.get("precision") == "tfloat32":
         # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
@@ -203,9 +205,17 @@ def _sequence(attrs: Attrs, inputs: Args, cache: Tensor, sequence: int) -> Tenso
     return cache[inputs[-2][sequence].long()].transpose(0, 1).flatten(1, 2)
 
 
+def _unscaled(attrs: Attrs, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A and B of a grouped GEMM in float32, with their scales of 128 elements and of 128 x 128 blocks."""
+    rows = a_scale.repeat_interleave(128, -1)[..., : attrs["k"]]
+    blocks = b_scale.repeat_interleave(128, -1).repeat_interleave(128, -2)[..., : attrs["n"], : attrs["k"]]
+    return a.float() * rows, b.float() * blocks
+
+
 def _matmul_grouped_reference(attrs: Attrs, inputs: Args) -> Tensor:
     """Compute one group after another; rows of no group are zero."""
-    a, b, sizes = inputs
+    *operands, sizes = inputs
+    a, b = operands if len(operands) == 2 else _unscaled(attrs, *operands)
     out = torch.zeros(*a.shape[:-1], attrs["n"], dtype=torch.float64, device=a.device)
     weights = b.mT if attrs["layout"] == "nt" else b
     begin = 0

@@ -16,6 +16,7 @@ from kerneldecl.templates.gpu.attention_decode_combine import meet
 from kerneldecl.templates.hopper.cta import Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.grouped_config import GroupedKernel
+from kerneldecl.templates.hopper.grouped_scales import Scales, run_scaled
 from kerneldecl.templates.hopper.grouped_scheduler import GroupedScheduler, Tables, fill_tables
 from kerneldecl.templates.hopper.grouped_store import store_rows, store_zeros
 from kerneldecl.templates.hopper.mainloop import Consumer, CtaRank, _release, finish_mainloop, run_mainloop
@@ -105,14 +106,18 @@ def _consume(cta, out, index):
     context = T.meta_var(
         StoreContext(plan=gemm.epilogue_plan, acc=acc, aux=[], packed=packed, staging=smem.staging, map=cta.maps[2], lanes=(warp, lane))
     )
+    scales = T.meta_var(Scales.of(kernel) if kernel.spec.is_scaled else None)
     scheduler = cta.scheduler()
     while scheduler.valid():
         row, column = meta_vars((scheduler.row + consumer.first_row, cta.column(scheduler)))
         if scheduler.is_of_group() & (row >= scheduler.end):
             _pass_over(consumer, gemm.k_tiles)
         elif scheduler.is_of_group():
-            run_mainloop(consumer, gemm.k_tiles)
-            finish_mainloop(consumer)
+            if kernel.spec.is_scaled:
+                run_scaled(kernel, consumer, scales, (scheduler.segment, row, column))
+            else:
+                run_mainloop(consumer, gemm.k_tiles)
+                finish_mainloop(consumer)
             store_rows(context, (row, column, index), scheduler.end)
         else:
             store_zeros(kernel, out, (row, column, warp * 32 + lane), scheduler.end)

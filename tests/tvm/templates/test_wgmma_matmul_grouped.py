@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.compilers import needs_nvcc
 from support.emulated_attention import flawed
-from support.grouped_cases import GROUPED, MASKED, OFFSETS, PLAIN, RULE, SMALL, SMS
+from support.grouped_cases import FLOAT8, GROUPED, MASKED, OFFSETS, PLAIN, RULE, SMALL, SMS
 from support.repository import REPOSITORY
-from support.thinned import only
+from support.thinned import at, only
 
 from kerneldecl.arrays import numpy_dtype, relative_error
 from kerneldecl.compiler import canonical
@@ -127,10 +127,12 @@ def test_a_missing_wait_is_noticed(pattern: str, words: str, monkeypatch: pytest
 
 
 @needs_nvcc
-@pytest.mark.parametrize("number", only((0,), range(4)))
-def test_no_spills(number: int) -> None:
-    mod = canonical.lower(rule_of(MOE))
-    proposal = policy.propose(iter_space(mod), H200, 12)[number * 3]
+@pytest.mark.parametrize(
+    ("number", "dtype"), at({0, 4}, [*((number, "bfloat16") for number in (0, 3, 6, 9)), *((number, "float8_e4m3fn") for number in (0, 2))])
+)
+def test_no_spills(number: int, dtype: str) -> None:
+    mod = canonical.lower(rule_of(MOE | {"dtype": dtype}))
+    proposal = policy.propose(iter_space(mod), H200, 12)[number]
     kernel = wgmma_matmul_grouped.apply(mod, dict(proposal.candidate.params), H200)
     assert kernel is not None
     cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS))
@@ -150,6 +152,9 @@ def test_no_spills(number: int) -> None:
         ({}, {"stages": 30}),
         ({}, {"cluster_n": 4}),
         ({}, {"cluster_n": 3}),
+        (FLOAT8, {"block_n": 192, "block_m": 64, "consumers": 1}),
+        (FLOAT8, {"block_n": 128, "block_m": 256}),
+        (FLOAT8 | {"k": 330}, {}),
     ],
 )
 def test_none_where_it_does_not_apply(attrs: dict[str, Any], params: dict[str, Any]) -> None:
@@ -163,7 +168,9 @@ def test_none_on_other_gpus_and_of_other_computations() -> None:
     assert policy.propose(iter_space(gemm), H200, 5) == ()
 
 
-@pytest.mark.parametrize("attrs", [{}, MASKED, {"layout": "nn", "out_dtype": "bfloat16"}, MASKED | {"dtype": "float32"}])
+@pytest.mark.parametrize(
+    "attrs", [{}, MASKED, {"layout": "nn", "out_dtype": "bfloat16"}, MASKED | {"dtype": "float32"}, FLOAT8, FLOAT8 | MASKED]
+)
 def test_what_policies_see_is_what_templates_read(attrs: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(attrs))
     spec = read_matmul_grouped(mod)
@@ -171,7 +178,7 @@ def test_what_policies_see_is_what_templates_read(attrs: dict[str, Any]) -> None
     assert policy.grouped_of(iter_space(mod)) == wgmma_matmul_grouped.sizes_of(spec)
 
 
-@pytest.mark.parametrize("attrs", [MOE, MOE | {"rows": 64}, MOE | MASKED, MOE | {"groups": 1}, SMALL])
+@pytest.mark.parametrize("attrs", [MOE, MOE | {"dtype": "float8_e4m3fn"}, MOE | {"rows": 64}, MOE | MASKED, MOE | {"groups": 1}, SMALL])
 def test_every_proposal_can_be_built(attrs: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(attrs))
     proposals = policy.propose(iter_space(mod), H200, 100)
