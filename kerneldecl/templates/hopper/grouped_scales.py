@@ -1,5 +1,5 @@
-"""Owns the mainloop of float8 with scales of blocks: a k-tile, with one scale for a row of A and one for a block of B, is multiplied by itself
-and added to float32 sums, scaled.
+"""Owns the mainloop of float8 with scales of blocks: a k-tile, with one scale for a row of A and one for a block of B, is multiplied
+by itself and added to float32 sums, scaled.
 
 Knows nothing of how operands come to shared memory or of what becomes of the sums. One consumer scales while another one multiplies.
 """
