@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,13 +59,18 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
             pages = torch.randperm(args[1].shape[0], device=device, dtype=torch.int32)
             inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
     if rule_name == "matmul_grouped":
-        for scale in inputs[1:-1:2] if attrs["dtype"] in FLOAT8 else ():
-            scale.uniform_(0.5, 1.5)
-        inputs[-1].copy_(torch.from_numpy(rule.sizes(np.random.default_rng(0))))
+        _set_groups(rule, attrs, inputs)
     if attrs.get("precision") == "tfloat32":
         # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
         inputs[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in inputs[:2]]
     return inputs
+
+
+def _set_groups(rule: Any, attrs: Attrs, inputs: Sequence[Tensor]) -> None:
+    """Give a grouped GEMM groups of random sizes, as the rule has them, and scales that are no noise."""
+    for scale in inputs[1:-1:2] if attrs["dtype"] in FLOAT8 else ():
+        scale.uniform_(0.5, 1.5)
+    inputs[-1].copy_(torch.from_numpy(rule.sizes(np.random.default_rng(0))))
 
 
 def _random(arg: Arg, device: str, scale: float = 1.0) -> Tensor:
