@@ -216,8 +216,22 @@ def _attention_decode_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines
     return _attention_backends(attrs, sets, is_causal=False)
 
 
+def _matmul_grouped_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's grouped GEMM, which is for bfloat16; with places for each group a batch of GEMMs of all of them."""
+    if attrs["dtype"] != "bfloat16" or attrs["out_dtype"] not in ("", "bfloat16"):
+        return {}
+
+    def weights(i: int) -> Tensor:
+        return sets[i][1].mT if attrs["layout"] == "nt" else sets[i][1]
+
+    if attrs["masked"]:
+        return {"bmm of all places": lambda i: torch.bmm(sets[i][0], weights(i), out=sets[i][-1])}
+    return {"_grouped_mm": lambda i: torch._grouped_mm(sets[i][0], weights(i), offs=sets[i][2])}  # noqa: SLF001  torch 2.11 has no other name
+
+
 _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "matmul": _matmul_baselines,
+    "matmul_grouped": _matmul_grouped_baselines,
     "gemv": _gemv_baselines,
     "gemv_i4": _gemv_i4_baselines,
     "conv2d": _conv2d_baselines,

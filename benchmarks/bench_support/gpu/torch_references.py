@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
 from bench_support.gpu.torch_rules import (
@@ -44,7 +45,7 @@ def dtype_of(arg: Arg) -> Any:
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
     """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
-    scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
+    scaled = {"matmul": 1, "matmul_grouped": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
     if rule_name == "gemv_i4":
@@ -57,10 +58,19 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
         if attrs["page_size"]:
             pages = torch.randperm(args[1].shape[0], device=device, dtype=torch.int32)
             inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
+    if rule_name == "matmul_grouped":
+        _set_groups(rule, attrs, inputs)
     if attrs.get("precision") == "tfloat32":
         # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
         inputs[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in inputs[:2]]
     return inputs
+
+
+def _set_groups(rule: Any, attrs: Attrs, inputs: Sequence[Tensor]) -> None:
+    """Give a grouped GEMM groups of random sizes, as the rule has them, and scales that are no noise."""
+    for scale in inputs[1:-1:2] if attrs["dtype"] in FLOAT8 else ():
+        scale.uniform_(0.5, 1.5)
+    inputs[-1].copy_(torch.from_numpy(rule.sizes(np.random.default_rng(0))))
 
 
 def _random(arg: Arg, device: str, scale: float = 1.0) -> Tensor:
@@ -200,10 +210,32 @@ def _sequence(attrs: Attrs, inputs: Args, cache: Tensor, sequence: int) -> Tenso
     return cache[inputs[-2][sequence].long()].transpose(0, 1).flatten(1, 2)
 
 
+def _unscaled(attrs: Attrs, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A and B of a grouped GEMM in float32, with their scales of 128 elements and of 128 x 128 blocks."""
+    rows = a_scale.repeat_interleave(128, -1)[..., : attrs["k"]]
+    blocks = b_scale.repeat_interleave(128, -1).repeat_interleave(128, -2)[..., : attrs["n"], : attrs["k"]]
+    return a.float() * rows, b.float() * blocks
+
+
+def _matmul_grouped_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    """Compute one group after another; rows of no group are zero."""
+    *operands, sizes = inputs
+    a, b = operands if len(operands) == 2 else _unscaled(attrs, *operands)
+    out = torch.zeros(*a.shape[:-1], attrs["n"], dtype=torch.float64, device=a.device)
+    weights = b.mT if attrs["layout"] == "nt" else b
+    begin = 0
+    for group, size in enumerate(sizes.tolist()):
+        rows = (group, slice(size)) if attrs["masked"] else slice(begin, size)
+        out[rows] = a[rows].double() @ weights[group].double()
+        begin = size
+    return out
+
+
 _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "matmul": _matmul_reference,
     "gemv": _gemv_reference,
     "gemv_i4": _gemv_i4_reference,
+    "matmul_grouped": _matmul_grouped_reference,
     "conv2d": _conv2d_reference,
     "elementwise": _elementwise_reference,
     "reduce": lambda attrs, inputs: reduce(attrs, inputs[0].double()),
