@@ -208,6 +208,7 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[
         "rule": workload.rule,
         "attrs": dict(workload.attrs),
         **workload.nan_field,
+        **workload.rows_field,
         "tags": list(workload.tags),
         "symbol": kernel.symbol,
         **lowered.signature,

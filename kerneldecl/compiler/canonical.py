@@ -64,6 +64,12 @@ def signature_of(func: Any) -> list[tuple[tuple[int, ...], str]]:
     return args
 
 
+def arguments_of(func: Any) -> list[tuple[tuple[int | str, ...], str]]:
+    """Return (shape, dtype) of each buffer parameter, extents that are known when it is called as text."""
+    extents = (tuple(int(each) if isinstance(each, tvm.tirx.IntImm) else str(each) for each in param.shape) for param in func.params)
+    return [(shape, str(param.dtype)) for shape, param in zip(extents, func.params, strict=True)]
+
+
 def _check_signature(func: Any, signature: Signature) -> None:
     got, want = signature_of(func), [(arg.shape, arg.dtype) for arg in signature.args]
     if got != want:

@@ -28,7 +28,7 @@ import tvm_ffi
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm_ffi import structural
 
-from kerneldecl.compiler.canonical import signature_of
+from kerneldecl.compiler.canonical import arguments_of
 from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
 from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
 from kerneldecl.compiler.passes.nan import carried, gives_nan, has_instruction, with_nan_in_cuda
@@ -245,7 +245,7 @@ def _calls(stmt: Any) -> Iterator[Call]:
     if isinstance(call, tvm.ir.Call) and call.op.name == "tirx.call_ffi_kernel":
         params = [str(name) for name in call.attrs.launch_params]
         names = [name for name in params if "Idx." in name or name == _DYNAMIC_SMEM]  # the others are flags without a value
-        extents = [int(extent) for extent in call.args[-len(names) :]]
+        extents = [int(extent) if isinstance(extent, tvm.tirx.IntImm) else str(extent) for extent in call.args[-len(names) :]]
         yield str(call.args[0].value), {**dict.fromkeys(params, 1), **dict(zip(names, extents, strict=True))}
     for part in (*getattr(stmt, "seq", ()), *(getattr(stmt, name, None) for name in ("body", "then_case", "else_case"))):
         if part is not None:
@@ -290,7 +290,7 @@ def _host_object(library: Any) -> bytes:
 
 def _flags(func: Any) -> tuple[str, ...]:
     """Return nvcc's flags: fast math where all inputs and outputs have at most 16 bits."""
-    is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in signature_of(func))
+    is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in arguments_of(func))
     flags = nvcc.FAST_MATH_FLAGS if is_narrow else nvcc.FLAGS
     return (*flags, *nvcc.TIRX_FLAGS) if is_tirx(func) else flags
 
@@ -317,4 +317,4 @@ def _code_digest(cubins: Sequence[str], launches: Sequence[Launch], func: Any, g
     # Launch attributes and TMA descriptors are in the host code alone.
     beyond = [[sorted(extents.items()) for _, extents in generated.calls], generated.tensor_maps] if is_tirx(func) else []
     beyond += [list(generated.vendor_calls)] if generated.vendor_calls else []
-    return digest(json.dumps([*cubins, launched, signature_of(func), *beyond]).encode())
+    return digest(json.dumps([*cubins, launched, arguments_of(func), *beyond]).encode())

@@ -139,7 +139,9 @@ def lines_of(text: str) -> dict[str, str]:
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
     values = {**_declared(workload.attrs), **{f"files.{name}": _json(found) for name, found in files.items()}}
-    common = _common((("rule", rule_digest), ("toolchain.tvm", toolchain["tvm"]), *workload.nan_field.items()))
+    rows = workload.rows if workload.takes_any_rows else None
+    varying = (("rows.attribute", rows.attribute), ("rows.place", rows.place), ("rows.upto", rows.upto)) if rows else ()
+    common = _common((("rule", rule_digest), ("toolchain.tvm", toolchain["tvm"]), *workload.nan_field.items(), *varying))
     return _written("lower", values, common)
 
 

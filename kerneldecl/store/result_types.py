@@ -63,6 +63,10 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
+def _are_places(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 and all(map(_is_count, item)) for item in value)
+
+
 _GROUP = frozenset({"policy", "count", "digest", "templates", "searches", "text"})
 
 
@@ -185,7 +189,7 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
 """Fields that a record of each kind must have, each with its check; records of other kinds have none that are read."""
 _OPTIONAL: Mapping[str, Mapping[str, Check]] = {
     "measure": {"timings": are_timings},  # records of earlier versions have none
-    "lower": {"names": _is_text},
+    "lower": {"names": _is_text, "varying": _are_places},
     "tune": {"before": _are_tables, "idea_of": _are_texts},
     "rank": {"idea_of": _are_texts},
 }
