@@ -25,7 +25,7 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
-from kerneldecl.compiler.rows import TRACE, for_any_rows, odd_below, unit_of, with_upto
+from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, prime_below, unit_of, with_upto
 from kerneldecl.errors import DeclarationError
 from kerneldecl.limits import MOST_TOLERANCE
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Rows, dtype_bytes
@@ -48,7 +48,7 @@ Spec = Mapping[str, Any]
 def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: Json | None = None) -> dict[str, Any]:
     """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything.
 
-    `rows` says which attribute is known when a kernel is called. Policies then see an odd number of rows, of which no tile is a divisor.
+    `rows` says which attribute is known when a kernel is called. Policies then see a prime number of rows, which no tile divides.
     """
     declared = _rule(root, rule, attrs)
     spec = {"root": root, "rule": rule, "attrs": attrs, **({"nan": nan} if nan else {}), **({"rows": rows} if rows else {})}
@@ -64,7 +64,7 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: J
         "flops": declared.flops(),
         "least_bytes": declared.least_bytes(),
         "tolerance": declared.tolerance(),
-        "space": to_json(iter_space(_at_rows(spec, odd_below(_rows_of(spec))) if rows else mod)),
+        "space": to_json(iter_space(_at_rows(spec, prime_below(_rows_of(spec))) if rows else mod)),
         **varying,
     }
 
@@ -83,7 +83,15 @@ def _varying(spec: Spec) -> dict[str, Any]:
                 raise ValueError(f"dimension {dim} of {arg.name} is {extent} for {now} rows; expected {rows.attribute} itself, or no change")
     if not any(place < len(one.inputs) for place, _ in found):
         raise ValueError(f"{rows.attribute} is an extent of no input: nothing tells a call's rows")
-    return {"varying": found}
+    return {"varying": found, "any_rows": canonical.module_digest(_any_rows(spec))}
+
+
+def _any_rows(spec: Spec) -> tvm.IRModule:
+    """Return the computation of any number of rows; raise ValueError where it is not one for all of them."""
+    general = for_any_rows(functools.partial(_at_rows, spec), _rows_of(spec), ONE_ROW)
+    if general is None:
+        raise ValueError(f"what rule {spec['rule']} computes depends on {Rows.from_json(spec['rows']).attribute} by more than extents")
+    return general
 
 
 def _rows_of(spec: Spec) -> int:
@@ -224,7 +232,7 @@ def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
     if result.schedule:
         held = dataclasses.asdict(cpu.database_lines(result.schedule, mod, parsed))
     else:
-        held = dataclasses.asdict(traceless_function(mod, result.mod))
+        held = dataclasses.asdict(traceless_function(_any_rows(spec) if "rows" in spec else mod, result.mod))
     return {"database": json.dumps(held, sort_keys=True), "source": result.mod["main"].script()}
 
 

@@ -58,9 +58,9 @@ def with_upto(mod: tvm.IRModule, upto: int) -> tvm.IRModule:
     return tvm.IRModule({"main": mod["main"].with_attr(UPTO, upto)})
 
 
-def odd_below(rows: int) -> int:
-    """Return an odd number above 1 at most one away from a number of rows."""
-    return max(3, rows - 1 + rows % 2)
+def prime_below(rows: int) -> int:
+    """Return the largest odd prime that is no larger than a number of rows, at least 3: no tile divides it, as of most numbers."""
+    return next(number for number in range(rows, 2, -1) if all(number % least for least in range(2, math.isqrt(number) + 1))) if rows > 2 else 3
 
 
 class Unit(NamedTuple):
@@ -69,6 +69,10 @@ class Unit(NamedTuple):
     rows: int
     tile: int
     """Rows to which the function is padded: the last unit lacks fewer than these."""
+
+
+ONE_ROW = Unit(1, 1)
+"""Of functions that compute each row by itself."""
 
 
 def unit_of(params: Mapping[str, Value]) -> Unit:

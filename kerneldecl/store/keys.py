@@ -199,6 +199,12 @@ def _made_with(arch: Arch, tools: tuple[str, ...], lists: tuple[tuple[str, str],
     return _lines_of("", fields)
 
 
+def rows_manifest(kernels: Mapping[int, str], upto: int, search: Fields, arch: Arch) -> str:
+    """Return what the choice among kernels by their rows depends on: their object keys by the number that each is tuned for."""
+    objects = {str(rows): key for rows, key in kernels.items()}
+    return manifest("rows", {"kernels": objects, "upto": upto, "search": search, "arch": device_fields(arch)})
+
+
 def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str], names: str = "") -> str:
     """Return what an object file depends on. `scheduled` is the digest of the scheduled module whatever its names, `names` of these."""
     target: Fields = {"target": dict(arch.tvm_target)}
