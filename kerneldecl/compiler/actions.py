@@ -25,7 +25,7 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
-from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, prime_below, unit_of, with_upto
+from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, unit_of, with_upto
 from kerneldecl.errors import DeclarationError
 from kerneldecl.limits import MOST_TOLERANCE
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Rows, dtype_bytes
@@ -48,7 +48,7 @@ Spec = Mapping[str, Any]
 def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: Json | None = None) -> dict[str, Any]:
     """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything.
 
-    `rows` says which attribute is known when a kernel is called. Policies then see a prime number of rows, which no tile divides.
+    `rows` says which attribute is known when a kernel is called.
     """
     declared = _rule(root, rule, attrs)
     spec = {"root": root, "rule": rule, "attrs": attrs, **({"nan": nan} if nan else {}), **({"rows": rows} if rows else {})}
@@ -64,7 +64,7 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: J
         "flops": declared.flops(),
         "least_bytes": declared.least_bytes(),
         "tolerance": declared.tolerance(),
-        "space": to_json(iter_space(_at_rows(spec, prime_below(_rows_of(spec))) if rows else mod)),
+        "space": to_json(iter_space(mod)),
         **varying,
     }
 

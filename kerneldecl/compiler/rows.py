@@ -58,11 +58,6 @@ def with_upto(mod: tvm.IRModule, upto: int) -> tvm.IRModule:
     return tvm.IRModule({"main": mod["main"].with_attr(UPTO, upto)})
 
 
-def prime_below(rows: int) -> int:
-    """Return the largest odd prime that is no larger than a number of rows, at least 3: no tile divides it, as of most numbers."""
-    return next(number for number in range(rows, 2, -1) if all(number % least for least in range(2, math.isqrt(number) + 1))) if rows > 2 else 3
-
-
 class Unit(NamedTuple):
     """The rows that a kernel computes at once."""
 

@@ -44,9 +44,7 @@ def _fail_without_all(session: Session) -> None:
     failed = {(e.workload.target, e.workload.rows.name): e.entry for e in session.plan.entries if e.workload.rows and e.entry in session.failures}
     for entry in session.entries:
         if entry.workload.rows and (other := failed.get((entry.workload.target, entry.workload.rows.name))):
-            session.failures[entry.entry] = f"{other} has failed, and {entry.workload.rows.name} needs a kernel for each range of rows"
-            session.failed_keys[entry.entry] = entry.action("tune").key
-            session.report(Finished(entry.entry, "rows", session.failures[entry.entry], has_failed=True))
+            session.fail(entry.action("tune"), f"{other} has failed, and {entry.workload.rows.name} needs a kernel for each range of rows")
 
 
 def _choose(session: Session, members: Sequence[EntryPlan], folder: Path) -> None:
@@ -63,9 +61,7 @@ def _choose(session: Session, members: Sequence[EntryPlan], folder: Path) -> Non
     chosen = choose(task, kernels, rows, session.runner) if can_measure else by_tuned(kernels, rows)
     if isinstance(chosen, str):
         for entry in members:
-            session.failures[entry.entry] = chosen
-            session.failed_keys[entry.entry] = entry.action("tune").key
-            session.report(Finished(entry.entry, "rows", chosen, has_failed=True))
+            session.fail(entry.action("tune"), chosen)
         return
     result = {**_result(chosen), "provenance": _provenance(session, task) if can_measure else {}}
     session.workspace.store.write("rows", action.manifest, result, is_local=last.arch.is_detected or not can_measure)
