@@ -49,7 +49,10 @@ def pairs(manifest: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapp
             value, own = entry["attrs"][tuned["attribute"]], family["attrs"][tuned["attribute"]]
             rows = value if tuned["place"] < 0 else value[tuned["place"]]
             now = own if tuned["place"] < 0 else own[tuned["place"]]
-            same = {**entry["attrs"], tuned["attribute"]: own if tuned["place"] < 0 else [now if at == tuned["place"] else each for at, each in enumerate(value)]}
+            same = {
+                **entry["attrs"],
+                tuned["attribute"]: own if tuned["place"] < 0 else [now if at == tuned["place"] else each for at, each in enumerate(value)],
+            }
             if same == family["attrs"]:
                 yield family, entry, rows
 
@@ -59,7 +62,12 @@ def compared(manifest: Mapping[str, Any], family: Mapping[str, Any], entry: Mapp
     kind = manifest["arch"]["kind"]
     (protocol, *_) = raced(kind, "cool")
     spec = {"root": str(STANDARD), "rule": entry["rule"], "attrs": entry["attrs"], "seed": SEED}
-    where = {"device": kind, "model": manifest["arch"]["model"], "spec": spec, "library": str(Path(manifest["folder"]) / manifest["library"])}
+    where = {
+        "device": kind,
+        "model": manifest["arch"]["model"],
+        "spec": spec,
+        "library": str(Path(manifest["folder"]) / manifest["library"]),
+    }
     runner.measure({"action": "prepare", "device": kind, "model": manifest["arch"]["model"], "spec": spec}, LIMIT_SECS)
     first: dict[str, float] = {}
     for name, symbol in (("any", family["symbol"]), ("static", entry["symbol"])):
@@ -93,7 +101,9 @@ def summary(rows: Sequence[Row]) -> Row:
     """Return the least and the mean ratio at tuned numbers and at others."""
     found: Row = {}
     for where, is_tuned in (("tuned", True), ("between", False)):
-        ratios = [row["static / any"] for row in rows if "static / any" in row and (row["rows"] == row["its kernel is tuned for"]) == is_tuned]
+        ratios = [
+            row["static / any"] for row in rows if "static / any" in row and (row["rows"] == row["its kernel is tuned for"]) == is_tuned
+        ]
         if ratios:
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
             found |= {f"{where}, least": min(ratios), f"{where}, mean": mean}

@@ -59,7 +59,7 @@ class Kernel:
             raise
         return args[-1] if self._wanted - self._inputs == 1 else args[self._inputs :]
 
-    def signature_of(self, args: Sequence[Any]) -> Signature:
+    def signature_of(self, args: Sequence[Any]) -> Signature:  # noqa: ARG002  of any number of rows it depends on them
         """Return the signature of a call with these arguments."""
         return self.signature
 

@@ -80,7 +80,9 @@ def _varying(spec: Spec) -> dict[str, Any]:
             if (extent, grown) == (now, now + 2):
                 found.append([place, dim])
             elif extent != grown:
-                raise ValueError(f"dimension {dim} of {arg.name} is {extent} for {now} rows; expected {rows.attribute} itself, or no change")
+                raise ValueError(
+                    f"dimension {dim} of {arg.name} is {extent} for {now} rows; expected {rows.attribute} itself, or no change"
+                )
     if not any(place < len(one.inputs) for place, _ in found):
         raise ValueError(f"{rows.attribute} is an extent of no input: nothing tells a call's rows")
     return {"varying": found, "any_rows": canonical.module_digest(_any_rows(spec))}
@@ -248,7 +250,7 @@ def reference_of(roots: Sequence[str], asked: Json, computation: str, file: str,
     computation as TVM's JSON. Raise ValueError where neither is so. Without `is_exact`, a rule that is there and computes something else
     is taken before the file: the kernel must then agree with what its rule and attributes say.
     """
-    rule, attrs, nan = asked["rule"], asked["attrs"], asked.get("nan", "")
+    rule, nan = asked["rule"], asked.get("nan", "")
     others = []
     for root in roots:
         # Whatever it raises: it may be of another version, or its files may be elsewhere.

@@ -50,7 +50,9 @@ _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
 _BY_NAME = ("tirx.tvm_call_packed", "tirx.call_extern")
 
-Call = tuple[str, dict[str, int]]
+Extent = int | str
+"""A number, or as text what it is computed from where that is known when the function is called."""
+Call = tuple[str, Mapping[str, Extent]]
 """A launch: the kernel's name, and the extent of each launch parameter."""
 
 
@@ -59,11 +61,11 @@ class Launch:
     """One launch of a kernel: grid, block and cluster dimensions, and the resources of a block."""
 
     kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    grid: tuple[Extent, Extent, Extent]
+    block: tuple[Extent, Extent, Extent]
     dynamic_smem_bytes: int
     """Dynamic shared memory per block; `usage.smem_bytes` is added to it."""
-    cluster: tuple[int, int, int]
+    cluster: tuple[Extent, Extent, Extent]
     """Blocks per cluster in each dimension."""
     usage: Usage
 
@@ -252,8 +254,8 @@ def _calls(stmt: Any) -> Iterator[Call]:
             yield from _calls(part)
 
 
-def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
-    def dims(name: str) -> tuple[int, int, int]:
+def _launch(kernel: str, extents: Mapping[str, Extent], usage: Usage) -> Launch:
+    def dims(name: str) -> tuple[Extent, Extent, Extent]:
         x, y, z = (extents.get(f"{name}Idx.{axis}", 1) for axis in "xyz")
         return x, y, z
 
@@ -261,7 +263,7 @@ def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
         kernel=kernel,
         grid=dims("block"),
         block=dims("thread"),
-        dynamic_smem_bytes=extents.get(_DYNAMIC_SMEM, 0),
+        dynamic_smem_bytes=int(extents.get(_DYNAMIC_SMEM, 0)),
         cluster=dims("clusterCta"),
         usage=usage,
     )

@@ -28,6 +28,8 @@ TRACE = "trace"
 """The template that replays a recorded schedule, of one number of rows."""
 SIZES = 5
 """Sizes that a function is made of: three determine a formula, the others confirm it."""
+
+
 @dataclass(frozen=True)
 class Formula:
     """An integer of a kernel as a function of its rows: a * rows + b * units + c."""
@@ -112,6 +114,8 @@ def _odd_rows(start: int, unit: Unit) -> Iterator[tuple[int, int]]:
     if unit.rows == 1:
         yield from ((rows, rows) for rows in itertools.count(start | 1, 2))
         return
+    if unit.tile < 3:
+        return  # all that are not whole tiles lack one row
     for units, place in zip(itertools.count(start), itertools.cycle((0, 1, 0, 2, 1))):
         odd = [rows for lacking in range(1, unit.tile) if (rows := units * unit.rows - lacking) % 2]
         if odd:

@@ -58,7 +58,9 @@ def declared_rows(table: Attrs, attributes: Collection[str]) -> list[DeclaredRow
     for key, value in table.items():
         if key in attributes:
             items = enumerate(value) if isinstance(value, list) else [(-1, value)]
-            found += [DeclaredRows(key, place, value) for place, item in items if isinstance(item, dict) and item.keys() & {"upto", "tuned"}]
+            found += [
+                DeclaredRows(key, place, value) for place, item in items if isinstance(item, dict) and item.keys() & {"upto", "tuned"}
+            ]
     return found
 
 

@@ -41,7 +41,9 @@ def _action(entry: EntryPlan) -> Action | None:
 
 def _fail_without_all(session: Session) -> None:
     """Fail the entries of which another number of rows has failed: a range would have no kernel."""
-    failed = {(e.workload.target, e.workload.rows.name): e.entry for e in session.plan.entries if e.workload.rows and e.entry in session.failures}
+    failed = {
+        (e.workload.target, e.workload.rows.name): e.entry for e in session.plan.entries if e.workload.rows and e.entry in session.failures
+    }
     for entry in session.entries:
         if entry.workload.rows and (other := failed.get((entry.workload.target, entry.workload.rows.name))):
             session.fail(entry.action("tune"), f"{other} has failed, and {entry.workload.rows.name} needs a kernel for each range of rows")

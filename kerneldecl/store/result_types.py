@@ -171,6 +171,8 @@ _WINNER: Mapping[str, Check] = {
     "trials": _are_tables,
     "provenance": _are_texts,
 }
+
+
 def _are_ranges(value: object) -> bool:
     return bool(value) and _are_places(value)
 

@@ -1,6 +1,6 @@
 """Owns the function of an artifact that takes any number of rows: it looks at a call's rows in a table, and calls the kernel that is there.
 
-Knows nothing of how kernels were chosen. The function has the C interface of tvm-ffi, as the kernels have, and hands arguments on as they are.
+Knows nothing of how kernels were chosen. The function has the C interface of tvm-ffi, as kernels have, and hands arguments on as they are.
 """
 
 from __future__ import annotations
@@ -92,5 +92,9 @@ def compile_dispatch(dispatch: RowsDispatch) -> bytes:
     with scratch_folder() as folder:
         source, made = folder / "dispatch.cpp", folder / "dispatch.o"
         source.write_text(dispatch.source(), encoding="utf-8")
-        run([compiler(), "-std=c++17", "-O2", "-fPIC", "-c", source.name, "-o", made.name], folder, f"compiling the dispatch of {dispatch.name}")
+        run(
+            [compiler(), "-std=c++17", "-O2", "-fPIC", "-c", source.name, "-o", made.name],
+            folder,
+            f"compiling the dispatch of {dispatch.name}",
+        )
         return Path(made).read_bytes()

@@ -122,7 +122,9 @@ def _timed(task: Task, kernels: Sequence[RowsKernel], number: int, runner: Runne
     return _raced(task, [kernel for kernel in kernels if kernel.tuned in first], spec, runner, first)
 
 
-def _raced(task: Task, kernels: Sequence[RowsKernel], spec: Mapping[str, Any], runner: Runner, first: Mapping[int, float]) -> dict[int, float]:
+def _raced(
+    task: Task, kernels: Sequence[RowsKernel], spec: Mapping[str, Any], runner: Runner, first: Mapping[int, float]
+) -> dict[int, float]:
     """Return the median seconds of each kernel, sampled in turns."""
     kind, timing = task.arch.kind, task.workload.timing
     calls = {tuned: calls_in(budget_of(kind, timing).sample_secs, secs) for tuned, secs in first.items()}
@@ -148,4 +150,8 @@ def _spec(task: Task, number: int) -> dict[str, Any]:
     rows = task.workload.rows
     assert rows is not None, "these have rows"
     attrs = rows.at(dict(task.workload.attrs), number)
-    return {**{name: value for name, value in task.spec.items() if name not in {"rows", "computation", "names"}}, "attrs": attrs, "seed": task.seed}
+    return {
+        **{name: value for name, value in task.spec.items() if name not in {"rows", "computation", "names"}},
+        "attrs": attrs,
+        "seed": task.seed,
+    }
