@@ -20,6 +20,8 @@ from kerneldecl.store.keys import digest
 
 _NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
 _DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")
+_EXTENT = re.compile(r'TypeVar\("[^"\n]*"\)')
+"""The definition of an extent that is known when a function is called, with its name as a string."""
 _NEST = ("    for ", "    with T.sblock(")
 _RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
 
@@ -101,7 +103,7 @@ def nests(mod: tvm.IRModule) -> list[list[str]]:
 def canonical_lines(lines: Iterable[str]) -> list[str]:
     """Return a script's lines with variables renamed in order of definition, or of use where they are defined elsewhere."""
     names = _Names()
-    return [names.renamed(line) for line in lines]
+    return [names.renamed(_EXTENT.sub("TypeVar()", line)) for line in lines]
 
 
 class _Names:
