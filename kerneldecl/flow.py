@@ -19,6 +19,7 @@ from kerneldecl.stages.propose import propose_entries
 from kerneldecl.stages.rebuild import rebuild_objects
 from kerneldecl.stages.remember import remember
 from kerneldecl.stages.retune import check_retuned
+from kerneldecl.stages.rows import choose_rows
 from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, make_plan, misses
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
@@ -40,6 +41,7 @@ STAGES: tuple[Stage, ...] = (
     check_lock,  # now the candidates are known
     tune_entries,
     rebuild_objects,
+    choose_rows,
     link_artifacts,
     write_lock,
 )

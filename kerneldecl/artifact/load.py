@@ -27,6 +27,7 @@ class Artifact(Mapping[str, "Kernel"]):
         self.folder = folder
         self.manifest = manifest
         self._entries = {entry["name"]: entry for entry in manifest["entries"]}
+        self._any_rows = {family["name"]: family for family in manifest.get("rows", ())}
         self._kernels: dict[str, Kernel] = {}
         self.library = load_library(folder / manifest["library"], manifest["arch"]["kind"])
 
@@ -43,7 +44,10 @@ class Artifact(Mapping[str, "Kernel"]):
         """
         from kerneldecl.artifact.dispatch import Dispatch
 
-        found = [each for each in self if each == name or each.startswith(f"{name}[")]
+        of_any_rows = {entry for family in self._any_rows.values() for entry in family["entries"]}
+        found = [each for each in self if each not in of_any_rows and (each == name or each.startswith(f"{name}["))]
+        if not found and name in self._any_rows:
+            raise KeyError(f"{name!r} is one kernel that takes any number of rows: call artifact[{name!r}]")
         if not found:
             raise KeyError(
                 f"no entry of {self.folder} is called {name!r}; it holds {', '.join(sorted({each.partition('[')[0] for each in self}))}"
@@ -61,12 +65,15 @@ class Artifact(Mapping[str, "Kernel"]):
         return register(self, namespace)
 
     def _kernel(self, name: str) -> Kernel:
-        from kerneldecl.artifact.call import Kernel
+        from kerneldecl.artifact.call import AnyRowsKernel, Kernel
 
+        if name in self._any_rows:
+            family = self._any_rows[name]
+            return AnyRowsKernel(family, self.library.get_function(family["symbol"]), self.manifest["arch"]["kind"])
         if name in self.manifest["missing"]:
             raise KeyError(f"{name!r} is not in {self.folder}, which was linked without it: {self.manifest['missing'][name]}")
         if name not in self._entries:
-            raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._entries)}")
+            raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join((*self._any_rows, *self._entries))}")
         entry = self._entries[name]
         return Kernel(entry, self.library.get_function(entry["symbol"]), self.manifest["arch"]["kind"])
 

@@ -15,7 +15,15 @@ from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import printable_lines
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Started, Step
 
-_VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
+_VERBS = {
+    "lower": "lowered",
+    "tune": "tuned",
+    "rank": "ranked",
+    "measure": "measured",
+    "build": "built",
+    "rows": "compared",
+    "link": "linked",
+}
 
 _COUNTED = ("tune", "rank", "measure")
 """Kinds of actions that finish an entry, so that the count of entries goes up."""

@@ -72,7 +72,7 @@ def references_of(folder: Path, manifest: Json, root: Path, scratch: Path, runne
         {
             "action": "reference_of",
             "roots": roots,
-            "asked": {name: entry[name] for name in ("rule", "attrs", "nan") if name in entry},
+            "asked": {name: entry[name] for name in ("rule", "attrs", "nan", "rows") if name in entry},
             "computation": entry["computation"],
             "file": str(scratch / f"{entry['computation']}.json"),
             "is_exact": False,

@@ -14,6 +14,7 @@ from pathlib import Path
 from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
 from kerneldecl.declare.policy_values import dispatched, key_of, policy_of
+from kerneldecl.declare.rows import declared_rows, rows_findings
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -122,7 +123,11 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     rule = _rule(table, scope, findings)
     if rule is None or not cases_are_right:
         return _wrong(findings, table)
-    fixed, axes = split(table, rule.depths)
+    varying = declared_rows(table, rule.depths)
+    if wrong := tuple(rows_findings(varying)):
+        return _wrong([*findings, *wrong], table)
+    fixed, axes = split({key: value for key, value in table.items() if key not in {rows.key for rows in varying}}, rule.depths)
+    axes += [rows.axis() for rows in varying]
     findings += islice(_key_findings(table, fixed, axes, rule), MOST_FINDINGS)
     findings += size_findings(axes)
     if count(axes) > MOST_ENTRIES:
@@ -136,7 +141,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if "policy" in table:
         findings += (_unknown_key(name, rule) for name in key_of(chosen.policy) if name not in rule.attributes)
     workloads: list[Workload] = []
-    for name, attrs in combinations(table["name"], axes, items):
+    for name, attrs, rows_name in combinations(table["name"], axes, items):
         instance = _values(rule, values | attrs, name, scope.root, findings)
         workloads += [
             Workload(
@@ -154,6 +159,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 budget=tuple(sorted((*chosen.budget, *scope.shared_budget))),
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
                 timing=scope.timing(table, target),
+                rows=varying[0].named(rows_name) if varying else None,
             )
             for target in chosen.targets
         ]

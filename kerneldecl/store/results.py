@@ -88,6 +88,16 @@ class Lowered:
                 raise TypeError(wrong)
             return space
 
+    @property
+    def varying(self) -> tuple[tuple[int, int], ...]:
+        """Argument and dimension of each extent that is the number of rows, where that is known when the kernel is called."""
+        return tuple((int(arg), int(dim)) for arg, dim in self.json.get("varying", ()))
+
+    @property
+    def any_rows(self) -> str:
+        """Digest of the computation of any number of rows; empty where the number is fixed."""
+        return str(self.json.get("any_rows", ""))
+
     def described(self) -> list[tuple[str, str]]:
         """Return all but iteration space and names as pairs: what an artifact's manifest says of the computation."""
         scalars = self.json.parsed if type(self.json) is Fields else self.json
