@@ -179,11 +179,11 @@ def _candidates(func: Any) -> Iterator[RowSpec]:
     if len(args) == 2:
         yield RowSpec("softmax", shape, dtype, out_dtype)
     elif args[1:-1] == [(shape[-1:], dtype)] * (len(args) - 2) and dtype == out_dtype and len(args) in {3, 4}:
-        for eps in _epsilons(func):
+        for eps in epsilons(func):
             yield RowSpec("rms_norm" if len(args) == 3 else "layer_norm", shape, dtype, dtype, eps)
 
 
-def _epsilons(func: Any) -> list[float]:
+def epsilons(func: Any) -> list[float]:
     """Return the constants that something under a root has added."""
     found: list[float] = []
 

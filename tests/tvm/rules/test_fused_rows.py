@@ -1,0 +1,105 @@
+"""Fused functions of rows on the CPU: unscheduled and as policies propose them, of odd sizes, against the rules' references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.repository import REPOSITORY
+
+from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned, relative_error
+from kerneldecl.artifact.kernels import tensor
+from kerneldecl.compiler.canonical import lower
+from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.rule import Rule, dtype_tolerance
+
+HOST = load_arch(REPOSITORY, "host")
+NORMS = ("rms_norm", "layer_norm")
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def rule(name: str, **attrs: Any) -> Rule:
+    made = load_rule(REPOSITORY, name).of(REPOSITORY, attrs)
+    assert list(made.problems()) == []
+    return made
+
+
+def results(mod: tvm.IRModule, made: Rule, inputs: list[Array]) -> list[Array]:
+    kernel = tvm.compile(mod, target=target_of(HOST), tir_pipeline=PIPELINE)["main"]
+    outputs = [aligned(poisoned(arg)) for arg in made.signature().outputs]
+    kernel(*map(tensor, map(aligned, inputs)), *map(tensor, outputs))
+    return outputs
+
+
+def check(made: Rule, got: list[Array], inputs: list[Array]) -> None:
+    """Compare each output within what rounding to its own dtype allows; quantised ones within half of a step."""
+    wanted = made.reference(*inputs)
+    for arg, out, want in zip(made.signature().outputs, got, [wanted] if isinstance(wanted, np.ndarray) else wanted, strict=True):
+        assert out.shape == np.shape(want)
+        if arg.dtype == "int8":
+            assert np.abs(out - np.clip(want, -127, 127)).max() <= 0.5 + 127 * dtype_tolerance(made.signature().inputs[0].dtype)
+        else:
+            # Scales of rows are as exact as what they come from.
+            least = max(dtype_tolerance(arg.dtype), dtype_tolerance(made.signature().inputs[0].dtype))
+            assert relative_error(out, np.asarray(want)) <= least
+
+
+def proposed(policy: str, made: Rule, count: int) -> list[tvm.IRModule]:
+    mod = lower(made)
+    found = load_module("policies", REPOSITORY, policy).propose(iter_space(mod), HOST, 8)
+    applied = [apply_candidate(REPOSITORY, mod, one.candidate, HOST) for one in found]
+    kept = [one.mod for one in applied if one is not None]
+    assert kept
+    return kept[:count]
+
+
+@settings(deadline=None, max_examples=6)
+@given(
+    st.sampled_from(NORMS), st.tuples(st.integers(1, 9), st.integers(1, 70)), st.booleans(),
+    st.sampled_from(("float8_e4m3fn", "int8", "")), st.sampled_from(DTYPES),
+)  # fmt: skip
+def test_norms_of_any_size(name: str, shape: tuple[int, int], residual: bool, out_dtype: str, dtype: str) -> None:
+    made = rule(name, shape=shape, residual=residual, out_dtype=out_dtype, dtype=dtype, eps=1e-3)
+    inputs = made.inputs(np.random.default_rng(0))
+    check(made, results(lower(made), made, inputs), inputs)
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(("residual", "out_dtype"), [(True, ""), (True, "float8_e4m3fn"), (False, "int8")])
+def test_proposed_norms_compute_the_reference(name: str, residual: bool, out_dtype: str) -> None:
+    made = rule(name, shape=(3, 7, 333), residual=residual, out_dtype=out_dtype, dtype="bfloat16")
+    inputs = made.inputs(np.random.default_rng(1))
+    for mod in proposed("cpu_rowwise", made, 2):
+        check(made, results(mod, made, inputs), inputs)
+
+
+def test_what_is_normalised_is_the_rounded_sum_that_is_returned() -> None:
+    made = rule("rms_norm", shape=(4, 64), residual=True, dtype="bfloat16")
+    x, residual, gamma = made.inputs(np.random.default_rng(2))
+    y, added = results(lower(made), made, [x, residual, gamma])
+    assert added.tobytes() == (x.astype(np.float32) + residual.astype(np.float32)).astype(numpy_dtype("bfloat16")).tobytes()
+    plain = rule("rms_norm", shape=(4, 64), dtype="bfloat16").reference(added, gamma)
+    assert relative_error(y, np.asarray(plain)) <= dtype_tolerance("bfloat16")
+
+
+def test_quantised_rows_reach_the_largest_number_and_scales_bring_them_back() -> None:
+    for out_dtype, largest in (("float8_e4m3fn", 448), ("int8", 127)):
+        made = rule("layer_norm", shape=(5, 96), out_dtype=out_dtype)
+        inputs = made.inputs(np.random.default_rng(3))
+        y, scale = results(lower(made), made, inputs)
+        assert (np.abs(y.astype(np.float64)).max(axis=-1) == largest).all()
+        whole = rule("layer_norm", shape=(5, 96)).reference(*inputs)
+        assert relative_error(y.astype(np.float64) * scale[:, None], np.asarray(whole)) < 0.1
+
+
+def test_rows_of_zeros_are_zeros() -> None:
+    made = rule("rms_norm", shape=(2, 8), out_dtype="float8_e4m3fn")
+    y, scale = results(lower(made), made, [np.zeros((2, 8), np.float32), np.ones(8, np.float32)])
+    assert not y.astype(np.float32).any()
+    assert (scale > 0).all()
