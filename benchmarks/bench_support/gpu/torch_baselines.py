@@ -5,6 +5,7 @@ Knows nothing of kerneldecl's kernels, references or timing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,10 +26,10 @@ from bench_support.gpu.torch_rules import (
     as_nn,
     attention_scale,
     conv2d,
+    fused_norm,
+    gated,
     group_norm,
-    layer_norm,
     reduce,
-    rms_norm,
     rotary,
     scales_of,
 )
@@ -97,6 +98,34 @@ def _float8_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
         return torch._scaled_mm(*as_nn(attrs, a, b), one, one, out_dtype=out.dtype, use_fast_accum=is_fast)  # noqa: SLF001  it has no other name
 
     return {"scaled_mm": lambda i: scaled(i, is_fast=False), "scaled_mm fast accum": lambda i: scaled(i, is_fast=True)}
+
+
+def _gated_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return two GEMMs of cuBLAS, or one of both weights, and one kernel by torch.compile that gates; and what eager does."""
+    gate = torch.compile(functools.partial(gated, attrs), dynamic=False)
+
+    def two(i: int, gating: Callable[..., Tensor] = gate) -> Tensor:
+        a, b, _ = sets[i]
+        return gating(a @ b[0].mT, a @ b[1].mT)
+
+    def joined(i: int) -> Tensor:
+        a, b, _ = sets[i]
+        return gate(*(a @ b.flatten(0, 1).mT).chunk(2, -1))
+
+    return {"two GEMMs, compiled gate": two, "one GEMM, compiled gate": joined, "eager": lambda i: two(i, functools.partial(gated, attrs))}
+
+
+def _norm_baselines(norm: str, attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's own kernels and, where there are several, one by torch.compile."""
+    outputs = 1 + attrs["residual"] + bool(attrs["out_dtype"])
+
+    def eager(i: int) -> Any:
+        return fused_norm(norm, attrs, sets[i][:-outputs])
+
+    if outputs == 1:
+        return {norm: eager}
+    compiled = torch.compile(lambda *inputs: fused_norm(norm, attrs, inputs), dynamic=False)
+    return {"eager": eager, "compile": lambda i: compiled(*sets[i][:-outputs])}
 
 
 def _gemv_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
@@ -224,8 +253,9 @@ _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "elementwise": _elementwise_baselines,
     "reduce": lambda attrs, sets: {attrs["op"]: lambda i: reduce(attrs, sets[i][0], out=sets[i][1])},
     "softmax": lambda attrs, sets: {"softmax": lambda i: torch.softmax(sets[i][0], attrs["axis"], out=sets[i][1])},
-    "layer_norm": lambda attrs, sets: {"layer_norm": lambda i: layer_norm(attrs, *sets[i][:-1])},
-    "rms_norm": lambda attrs, sets: {"rms_norm": lambda i: rms_norm(attrs, *sets[i][:-1])},
+    "matmul_gated": _gated_baselines,
+    "layer_norm": functools.partial(_norm_baselines, "layer_norm"),
+    "rms_norm": functools.partial(_norm_baselines, "rms_norm"),
     "group_norm": lambda attrs, sets: {"group_norm": lambda i: group_norm(attrs, *sets[i][:-1])},
     "rotary": lambda attrs, sets: {} if attrs["interleaved"] else {"five kernels": lambda i: rotary(attrs, *sets[i][:-1])},
     "transpose": lambda attrs, sets: {"copy_": lambda i: sets[i][1].copy_(sets[i][0].permute(attrs["axes"]))},

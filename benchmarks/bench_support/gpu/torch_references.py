@@ -26,10 +26,10 @@ from bench_support.gpu.torch_rules import (
     as_nn,
     attention_scale,
     conv2d,
+    fused_norm,
+    gated,
     group_norm,
-    layer_norm,
     reduce,
-    rms_norm,
     rotary,
     scales_of,
 )
@@ -44,7 +44,7 @@ def dtype_of(arg: Arg) -> Any:
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
     """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
-    scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
+    scaled = {"matmul": 1, "matmul_gated": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
     if rule_name == "gemv_i4":
@@ -208,8 +208,9 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "elementwise": _elementwise_reference,
     "reduce": lambda attrs, inputs: reduce(attrs, inputs[0].double()),
     "softmax": lambda attrs, inputs: torch.softmax(inputs[0].double(), attrs["axis"]),
-    "layer_norm": lambda attrs, inputs: layer_norm(attrs, *(x.double() for x in inputs)),
-    "rms_norm": lambda attrs, inputs: rms_norm(attrs, *(x.double() for x in inputs)),
+    "matmul_gated": lambda attrs, inputs: gated(attrs, *(inputs[0].double() @ half.double().mT for half in inputs[1])),
+    "layer_norm": lambda attrs, inputs: fused_norm("layer_norm", attrs, inputs, wide=torch.float64),
+    "rms_norm": lambda attrs, inputs: fused_norm("rms_norm", attrs, inputs, wide=torch.float64),
     "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),
     "group_norm": lambda attrs, inputs: group_norm(attrs, *(x.double() for x in inputs)),
     "rotary": lambda attrs, inputs: rotary(attrs, *(x.double() for x in inputs)),

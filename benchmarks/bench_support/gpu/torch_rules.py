@@ -78,6 +78,41 @@ def rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], gamma, attrs["eps"])
 
 
+LIMITS = {"float8_e4m3fn": 448.0, "int8": 127.0}
+"""The largest number of a dtype that rows are quantised to."""
+
+
+def fused_norm(norm: str, attrs: Attrs, inputs: Args, wide: Any = None) -> Any:
+    """Return a norm with its residual and its quantised result, computed in their own dtype, or as a reference in a wide one."""
+    x, *others = inputs
+    added = ()
+    if attrs["residual"]:
+        x = x + others.pop(0)
+        added = (x,)
+    x, *weights = (each if wide is None else each.to(wide) for each in (x, *others))
+    y = (layer_norm if norm == "layer_norm" else rms_norm)(attrs, x, *weights)
+    if not attrs["out_dtype"]:
+        return (y, *added) if added else y
+    scale = y.abs().amax(-1, keepdim=True).clamp_min(1e-10) / LIMITS[attrs["out_dtype"]]
+    quantized = y / scale
+    if wide is None:
+        quantized = (quantized.round() if attrs["out_dtype"] == "int8" else quantized).to(getattr(torch, attrs["out_dtype"]))
+    return (quantized, *added, scale[..., 0].float())
+
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def gated(attrs: Attrs, first: Tensor, second: Tensor) -> Tensor:
+    return GATES[attrs["gate"]](first) * second
+
+
 def group_norm(attrs: Attrs, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     first = x if attrs["axis"] == 1 else x.movedim(-1, 1)
     found = F.group_norm(first, attrs["groups"], gamma, beta, attrs["eps"])
