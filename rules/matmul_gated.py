@@ -19,18 +19,18 @@ from .shared.precision import accum_dtype, accum_tolerance
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulGated(Rule):
-    """C = gate(A @ B[0].T) * (A @ B[1].T), in one kernel."""
+    """C = gate(A @ B[:n].T) * (A @ B[n:].T), in one kernel."""
 
     m: Extent
     """Rows of A and C."""
     n: Extent
-    """Columns of C, and rows of each of the two matrices of B."""
+    """Columns of C, and half of the rows of B."""
     k: Extent
     """Columns of A and B: extent of the reduction."""
     gate: Literal["silu", "gelu", "gelu_tanh", "relu", "sigmoid"] = "silu"
     """What is made of the first product: silu for SwiGLU, gelu for GeGLU."""
     dtype: FloatDtype = "float32"
-    """Dtype of A and B, [2, n, k], which is the gate's weights and then the others, each as a linear layer of torch stores them."""
+    """Dtype of A, [m, k], and B, [2 n, k]: the gate's weights, then the others, each as a linear layer of torch stores them."""
     out_dtype: FloatDtype | Literal[""] = ""
     """Dtype of C; by default dtype."""
 
@@ -39,7 +39,7 @@ class MatmulGated(Rule):
         return self.out_dtype or self.dtype
 
     def signature(self) -> Signature:
-        inputs = Arg("A", (self.m, self.k), self.dtype), Arg("B", (2, self.n, self.k), self.dtype)
+        inputs = Arg("A", (self.m, self.k), self.dtype), Arg("B", (2 * self.n, self.k), self.dtype)
         return Signature(inputs, (Arg("C", (self.m, self.n), self._out_dtype),))
 
     def lower(self) -> list[Any]:
@@ -51,7 +51,7 @@ class MatmulGated(Rule):
     def reference(self, *inputs: Array) -> Array:
         wide = np.float64 if self.dtype in {"float32", "float64"} else np.float32
         a, b = (array.astype(wide) for array in inputs)
-        first, second = (a @ half.T for half in b)
+        first, second = np.split(a @ b.T, 2, axis=1)
         return np.asarray(OPERATIONS[self.gate].reference(first) * second)
 
     def flops(self) -> int:

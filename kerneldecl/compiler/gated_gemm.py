@@ -42,7 +42,7 @@ GATES: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class GatedGemmSpec:
-    """C[m, n] = gate(A @ B[0].T) * (A @ B[1].T), of A [m, k] and B [2, n, k]."""
+    """C[m, n] = gate(A @ B[:n].T) * (A @ B[n:].T), of A [m, k] and B [2 n, k]."""
 
     gate: str
     m: int
@@ -55,14 +55,14 @@ class GatedGemmSpec:
     def lowered(self) -> list[Any]:
         """Return the computation in TE: one GEMM of both halves, then one element of each."""
         a = te.placeholder((self.m, self.k), self.dtype, "A")
-        b = te.placeholder((2, self.n, self.k), self.dtype, "B")
+        b = te.placeholder((2 * self.n, self.k), self.dtype, "B")
         k = te.reduce_axis((0, self.k), "k")
 
-        def product(i: Any, half: Any, j: Any) -> Any:
-            return te.sum(a(i, k).astype(self.accum_dtype) * b(half, j, k).astype(self.accum_dtype), axis=k)
+        def product(i: Any, j: Any) -> Any:
+            return te.sum(a(i, k).astype(self.accum_dtype) * b(j, k).astype(self.accum_dtype), axis=k)
 
-        halves = te.compute((self.m, 2, self.n), product, name="halves")
-        out = te.compute((self.m, self.n), lambda i, j: self.gated(halves(i, 0, j), halves(i, 1, j)), name="C")
+        halves = te.compute((self.m, 2 * self.n), product, name="halves")
+        out = te.compute((self.m, self.n), lambda i, j: self.gated(halves(i, j), halves(i, self.n + j)), name="C")
         return [a, b, out]
 
     def gated(self, first: Any, second: Any) -> Any:
@@ -90,9 +90,9 @@ def _candidates(func: Any) -> Iterator[GatedGemmSpec]:
     except (TypeError, ValueError):
         return
     shapes, dtypes = [shape for shape, _ in args], [dtype for _, dtype in args]
-    if [len(shape) for shape in shapes] != [2, 3, 2] or dtypes[0] != dtypes[1]:
+    if [len(shape) for shape in shapes] != [2, 2, 2] or dtypes[0] != dtypes[1]:
         return
-    (m, k), (halves, n, b_k), out = shapes
-    if (halves, b_k, out) == (2, k, (m, n)):
+    (m, k), weights, (out_m, n) = shapes
+    if weights == (2 * n, k) and out_m == m:
         accum = "float64" if dtypes[0] == "float64" else "float32"
         yield from (GatedGemmSpec(gate, m, n, k, dtypes[0], accum, dtypes[2]) for gate in GATES)

@@ -37,10 +37,9 @@ def gated_of(space: IterSpace) -> Contraction | None:
     if isinstance(gemm, str) or len(space.blocks) != HALVES or len(space.inputs) != HALVES:
         return None
     (accumulated,), (out,) = space.blocks[0].writes, last.writes
-    rows, *columns = out.shape
-    return (
-        gemm if accumulated.shape == (rows, HALVES, *columns) and all(read.operand == accumulated.operand for read in last.reads) else None
-    )
+    *rows, columns = out.shape
+    reads_it = all(read.operand == accumulated.operand for read in last.reads)
+    return gemm if reads_it and accumulated.shape == (*rows, HALVES * columns) else None
 
 
 def _taken(gemm: Contraction, out_dtype: str, arch: Arch) -> Iterator[Proposal]:

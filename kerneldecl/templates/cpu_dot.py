@@ -16,7 +16,16 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.cpu.gemm import GemmTiles, merge_epilogue, parallelize, read_gemm, tile_loops, vector_lanes, vectorize_lanes
+from kerneldecl.templates.cpu.gemm import (
+    GemmTiles,
+    finish_rest,
+    merge_epilogue,
+    parallelize,
+    read_gemm,
+    tile_loops,
+    vector_lanes,
+    vectorize_lanes,
+)
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -53,4 +62,5 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     sch.unroll(n_col)
     vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
     sch.decompose_reduction(partial, k_step)
+    finish_rest(sch, gemm.rest, lanes)
     return sch

@@ -2,7 +2,7 @@
 
 Knows nothing of how its parameters are chosen, and recognises a gated GEMM by its computation, never by its names.
 
-TMA loads 8 rows of one of B's matrices and 8 of the other in turns, wherever those are: so a thread has both accumulators of a result.
+TMA loads 8 rows of one half of B and 8 of the other in turns, so that a thread has both accumulators of a result.
 
 Parameters: those of `wgmma_matmul` for a GEMM of 2 n columns, without swap_ab, split_k, workspace and pack
   block_m           rows of a tile
@@ -104,7 +104,7 @@ def _results(spec: GatedGemmSpec, contraction: gemms.Contraction, buffers: list[
 
 
 def _both_halves(buffer: Any, spec: GatedGemmSpec, params: GemmParams) -> Operand | None:
-    """Return B as 2 n rows, 8 of each matrix in turns, None where TMA does not load them so."""
+    """Return B with 8 rows of each half in turns, None where TMA does not load them so."""
     item, unit = dtype_bytes(spec.dtype), HALVES * SWIZZLE_ROWS
     groups, rest = divmod(params.block_n // unit, params.cluster_m)
     pitch = spec.k * item

@@ -106,11 +106,11 @@ def _gated_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
 
     def two(i: int, gating: Callable[..., Tensor] = gate) -> Tensor:
         a, b, _ = sets[i]
-        return gating(a @ b[0].mT, a @ b[1].mT)
+        return gating(*(a @ half.mT for half in b.chunk(2)))
 
     def joined(i: int) -> Tensor:
         a, b, _ = sets[i]
-        return gate(*(a @ b.flatten(0, 1).mT).chunk(2, -1))
+        return gate(*(a @ b.mT).chunk(2, -1))
 
     return {"two GEMMs, compiled gate": two, "one GEMM, compiled gate": joined, "eager": lambda i: two(i, functools.partial(gated, attrs))}
 

@@ -208,7 +208,7 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "elementwise": _elementwise_reference,
     "reduce": lambda attrs, inputs: reduce(attrs, inputs[0].double()),
     "softmax": lambda attrs, inputs: torch.softmax(inputs[0].double(), attrs["axis"]),
-    "matmul_gated": lambda attrs, inputs: gated(attrs, *(inputs[0].double() @ half.double().mT for half in inputs[1])),
+    "matmul_gated": lambda attrs, inputs: gated(attrs, *(inputs[0].double() @ half.double().mT for half in inputs[1].chunk(2))),
     "layer_norm": lambda attrs, inputs: fused_norm("layer_norm", attrs, inputs, wide=torch.float64),
     "rms_norm": lambda attrs, inputs: fused_norm("rms_norm", attrs, inputs, wide=torch.float64),
     "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),

@@ -103,3 +103,24 @@ def test_rows_of_zeros_are_zeros() -> None:
     y, scale = results(lower(made), made, [np.zeros((2, 8), np.float32), np.ones(8, np.float32)])
     assert not y.astype(np.float32).any()
     assert (scale > 0).all()
+
+
+@settings(deadline=None, max_examples=4)
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(1, 40)),
+    st.sampled_from(("silu", "gelu", "gelu_tanh")),
+    st.sampled_from(DTYPES),
+)
+def test_gated_gemms_of_any_size(mnk: tuple[int, int, int], gate: str, dtype: str) -> None:
+    m, n, k = mnk
+    made = rule("matmul_gated", m=m, n=n, k=k, gate=gate, dtype=dtype)
+    inputs = made.inputs(np.random.default_rng(0))
+    check(made, results(lower(made), made, inputs), inputs)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 96, 128), (37, 50, 30)])
+def test_proposed_gated_gemms_compute_the_reference(m: int, n: int, k: int) -> None:
+    made = rule("matmul_gated", m=m, n=n, k=k)
+    inputs = made.inputs(np.random.default_rng(1))
+    for mod in proposed("cpu_matmul", made, 3):
+        check(made, results(mod, made, inputs), inputs)
