@@ -124,3 +124,54 @@ def test_proposed_gated_gemms_compute_the_reference(m: int, n: int, k: int) -> N
     inputs = made.inputs(np.random.default_rng(1))
     for mod in proposed("cpu_matmul", made, 3):
         check(made, results(mod, made, inputs), inputs)
+
+
+@settings(deadline=None, max_examples=5)
+@given(
+    st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 40)),
+    st.sampled_from((-1, 0, 1)),
+    st.sampled_from((0, 1, 2, 3)),
+    st.sampled_from(DTYPES),
+)
+def test_masked_softmax_of_any_size(shape: tuple[int, int, int], axis: int, kept: int, dtype: str) -> None:
+    mask = tuple(extent if at >= 3 - kept else 1 for at, extent in enumerate(shape))
+    made = rule("softmax", shape=shape, axis=axis, scale=0.125, mask=mask, dtype=dtype)
+    inputs = made.inputs(np.random.default_rng(0))
+    check(made, results(lower(made), made, inputs), inputs)
+
+
+@pytest.mark.parametrize(("shape", "mask"), [((2, 3, 65, 77), (1, 65, 77)), ((4, 300), (4, 1)), ((5, 64), ())])
+def test_proposed_masked_softmax_computes_the_reference(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
+    made = rule("softmax", shape=shape, scale=0.5, mask=mask, dtype="float16")
+    inputs = made.inputs(np.random.default_rng(1))
+    for mod in proposed("cpu_rowwise", made, 2):
+        check(made, results(mod, made, inputs), inputs)
+
+
+@settings(deadline=None, max_examples=4)
+@given(st.integers(1, 9), st.integers(1, 200), st.sampled_from(("int32", "int64")), st.sampled_from(DTYPES))
+def test_cross_entropy_of_any_size(rows: int, classes: int, index_dtype: str, dtype: str) -> None:
+    made = rule("cross_entropy", rows=rows, classes=classes, index_dtype=index_dtype, dtype=dtype)
+    inputs = made.inputs(np.random.default_rng(0))
+    check(made, results(lower(made), made, inputs), inputs)
+
+
+def test_proposed_cross_entropy_computes_the_reference_and_ignores_rows() -> None:
+    made = rule("cross_entropy", rows=33, classes=1001, dtype="bfloat16")
+    x, target = made.inputs(np.random.default_rng(1))
+    target[:2] = -100
+    for mod in proposed("cpu_rowwise", made, 2):
+        (got,) = outputs = results(mod, made, [x, target])
+        check(made, outputs, [x, target])
+        assert not got[:2].any()
+
+
+@pytest.mark.parametrize("op", ["silu_mul", "gelu_mul", "gelu_tanh_mul", "div"])
+@pytest.mark.parametrize("shape", [(3, 5, 77), (9, 64)])
+def test_operations_of_two_halves(op: str, shape: tuple[int, ...]) -> None:
+    made = rule("elementwise", op=op, shape=shape, halves=True, dtype="bfloat16")
+    inputs = made.inputs(np.random.default_rng(0))
+    for mod in proposed("cpu_elementwise", made, 1):
+        check(made, results(mod, made, inputs), inputs)
+    apart = rule("elementwise", op=op, shape=shape, dtype="bfloat16")
+    np.testing.assert_array_equal(made.reference(*inputs), apart.reference(*np.split(inputs[0], 2, axis=-1)))
