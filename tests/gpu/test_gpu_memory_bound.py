@@ -52,6 +52,20 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             ((4, 70000), True, "int8", "float16"),
         ]
     ),
+    *(
+        ("softmax", {"shape": (3, 4, 65, 200), "scale": 0.3, "mask": mask, "dtype": d})
+        for mask, d in [((3, 1, 65, 200), "float16"), ((1, 200), "float32"), ((), "bfloat16")]
+    ),
+    *(
+        ("cross_entropy", {"rows": rows, "classes": c, "dtype": d})
+        for rows, c, d in [(33, 1000, "float16"), (9, 32000, "bfloat16"), (5, 128257, "float32")]
+    ),
+    *(
+        ("elementwise", {"op": op, "shape": shape, "halves": True, "dtype": "bfloat16"})
+        for op in ("silu_mul", "gelu_mul")
+        for shape in [(5, 37), (300, 1408)]
+    ),
+    *(("rotary", {"batch": 2, "tokens": 33, "heads": 4, "size": 64, "pairs": pairs, "dtype": "float16"}) for pairs in (True, False)),
     *(("layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (40, 4096)]),
     *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),
     *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),

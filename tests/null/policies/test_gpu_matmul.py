@@ -256,11 +256,13 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_attention_decode",
         "gpu_attention_tc",
         "wgmma_attention",
+        "gpu_fused_norm",
         "gpu_group_norm",
         "gpu_split_rows",
         "gpu_flat_elementwise",
         "gpu_grouped_conv2d",
         "wgmma_attention_decode",
+        "wgmma_matmul_gated",
         "gpu_matmul",
         "gpu_gemv_i4",
     }
