@@ -13,8 +13,6 @@ from kerneldecl.arrays import Array, integers_between
 from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
-from .shared.precision import accum_dtype
-
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Rule):
@@ -42,26 +40,9 @@ class CrossEntropy(Rule):
         return Signature(inputs, (Arg("Y", (self.rows,), self.out_dtype),))
 
     def lower(self) -> list[Any]:
-        from tvm import te, tirx
+        from kerneldecl.compiler.cross_entropy import CrossEntropySpec
 
-        x, target = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
-        accum = accum_dtype(self.dtype)
-
-        def along(combine: Any, read: Any) -> Any:
-            k = te.reduce_axis((0, self.classes), "k")
-            return lambda i: combine(read(i, k), axis=k)
-
-        highest = te.compute((self.rows,), along(te.max, lambda i, k: x(i, k).astype(accum)), name="highest")
-        total = te.compute((self.rows,), along(te.sum, lambda i, k: te.exp(x(i, k).astype(accum) - highest(i))), name="total")
-
-        def loss(i: Any) -> Any:
-            index = target(i)
-            own = x(i, te.max(index, tirx.const(0, self.index_dtype))).astype(accum)
-            found = te.log(total(i)) + (highest(i) - own)
-            ignored = index == tirx.const(self.ignore_index, self.index_dtype)
-            return tirx.Select(ignored, tirx.const(0, accum), found).astype(self.out_dtype)
-
-        return [*inputs, te.compute((self.rows,), loss, name="Y")]
+        return CrossEntropySpec(self.rows, self.classes, self.dtype, self.index_dtype, self.out_dtype, self.ignore_index).lowered()
 
     def reference(self, *inputs: Array) -> Array:
         x, target = inputs[0].astype(np.float64), inputs[1].astype(np.int64)

@@ -10,8 +10,8 @@ from support.gpu_kernels import Case, Checked, proposed
 pytestmark = pytest.mark.gpu
 
 POLICIES = proposed(
-    "gpu_gemv_i4", "gpu_gemv", "gpu_fused_norm", "gpu_split_rows", "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_elementwise",
-    "gpu_fallback",
+    "gpu_gemv_i4", "gpu_gemv", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy", "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise",
+    "gpu_elementwise", "gpu_fallback",
 )  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),

@@ -256,6 +256,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_attention_decode",
         "gpu_attention_tc",
         "wgmma_attention",
+        "gpu_cross_entropy",
         "gpu_fused_norm",
         "gpu_group_norm",
         "gpu_split_rows",
