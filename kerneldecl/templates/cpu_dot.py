@@ -20,6 +20,7 @@ from kerneldecl.model import Arch, Value
 from kerneldecl.templates.cpu.gemm import (
     Gemm,
     GemmTiles,
+    finish_rest,
     merge_epilogue,
     parallelize,
     read_gemm,
@@ -64,6 +65,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     sch.unroll(n_col)
     vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
     sch.decompose_reduction(partial, k_step)
+    finish_rest(sch, gemm.rest, lanes)
     return sch
 
 

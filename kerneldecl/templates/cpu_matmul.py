@@ -25,6 +25,7 @@ from kerneldecl.templates.cpu.gemm import (
     GemmTiles,
     Panels,
     TaskLoops,
+    finish_rest,
     finish_task,
     merge_epilogue,
     pack,
@@ -62,7 +63,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     padded = {axis for axis, (extent, unit) in enumerate(zip(gemm.extents, padding, strict=True)) if extent % unit}
     if padded:
         sch.pad_einsum(block, padding)
-    tail = merge_epilogue(sch, block, (epilogue_of(sch, block) or ()) if padded else gemm.epilogue)
+    copied_back = sch.get_consumers(block)[:1] if gemm.rest else epilogue_of(sch, block) or ()
+    tail = merge_epilogue(sch, block, copied_back if padded else gemm.epilogue)
 
     # 2. Pack the operands.
     _pack_operands(gemm, tiles, packing, padded, is_parallel=is_parallel)
@@ -75,6 +77,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     # 4. Move the epilogue to the tile that it completes. Loop kinds come first: the initialisation inherits them.
     sch.reverse_compute_at(tail, task if is_blocked else tile, preserve_unit_loops=True)
     finish_task(sch, block, tail, TaskLoops(task, row, column, k_loops[0]), lanes)
+    finish_rest(sch, gemm.rest, lanes)
     return sch
 
 

@@ -40,6 +40,7 @@ from kerneldecl.templates.gpu.gemm import (
     rasterize,
     read_gemm,
     reduce_split_k,
+    schedule_rest,
 )
 from kerneldecl.templates.gpu.mma_fragments import (
     Results,
@@ -117,6 +118,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch,
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous, within=k_step if tiles.double_buffer else None)
     if normal.split_k is not None:
         reduce_split_k(sch, normal.split_k, gemm)
+    schedule_rest(sch, normal.rest)
     return True
 
 

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
 from bench_support.gpu.torch_rules import (
     BINARY,
+    BINARY_GATES,
+    EXPRESSIONS,
     FLOAT8,
     STEPS,
     UNARY,
@@ -26,13 +28,18 @@ from bench_support.gpu.torch_rules import (
     applied,
     as_nn,
     attention_scale,
+    batch_norm,
     conv2d,
+    cross_entropy,
+    fused_norm,
+    gated,
+    gated_elements,
     group_norm,
-    layer_norm,
+    pool2d,
     reduce,
-    rms_norm,
     rotary,
     scales_of,
+    softmax,
 )
 
 from kerneldecl.rule import Arg, Rule
@@ -45,19 +52,11 @@ def dtype_of(arg: Arg) -> Any:
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
     """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
-    scaled = {"matmul": 1, "matmul_grouped": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
+    scaled = {"matmul": 1, "matmul_gated": 1, "matmul_grouped": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
-    if rule_name == "gemv_i4":
-        inputs[1].uniform_(0.01, 0.1)
-    if rule_name == "attention" and attrs["dtype"] in FLOAT8:
-        for scale in inputs[scales_of(attrs)]:
-            scale.uniform_(0.5, 1.0)
-    if rule_name == "attention_decode":
-        inputs[-1].fill_(attrs["keys"])
-        if attrs["page_size"]:
-            pages = torch.randperm(args[1].shape[0], device=device, dtype=torch.int32)
-            inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
+    if rule_name in _ADJUSTED:
+        _ADJUSTED[rule_name](attrs, inputs)
     if rule_name == "matmul_grouped":
         _set_groups(rule, attrs, inputs)
     if attrs.get("precision") == "tfloat32":
@@ -71,6 +70,32 @@ def _set_groups(rule: Any, attrs: Attrs, inputs: Sequence[Tensor]) -> None:
     for scale in inputs[1:-1:2] if attrs["dtype"] in FLOAT8 else ():
         scale.uniform_(0.5, 1.5)
     inputs[-1].copy_(torch.from_numpy(rule.sizes(np.random.default_rng(0))))
+
+
+def _adjust_attention(attrs: Attrs, inputs: Args) -> None:
+    """Make scales of float8 positive."""
+    if attrs["dtype"] in FLOAT8:
+        for scale in inputs[scales_of(attrs)]:
+            scale.uniform_(0.5, 1.0)
+
+
+def _adjust_decode(attrs: Attrs, inputs: Args) -> None:
+    """Have every sequence see all keys, in pages that lie anywhere."""
+    inputs[-1].fill_(attrs["keys"])
+    if attrs["page_size"]:
+        pages = torch.randperm(inputs[1].shape[0], device=inputs[1].device, dtype=torch.int32)
+        inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
+
+
+_ADJUSTED: Mapping[str, Callable[[Attrs, Args], object]] = {
+    "gemv_i4": lambda _, inputs: inputs[1].uniform_(0.01, 0.1),
+    "batch_norm": lambda _, inputs: inputs[2].abs_().add_(0.1),
+    "cross_entropy": lambda attrs, inputs: inputs[1].random_(0, attrs["classes"]),
+    "embedding": lambda attrs, inputs: inputs[1].random_(0, attrs["rows"]),
+    "attention": _adjust_attention,
+    "attention_decode": _adjust_decode,
+}
+"""By rule: what makes its random inputs ones that it takes."""
 
 
 def _random(arg: Arg, device: str, scale: float = 1.0) -> Tensor:
@@ -138,8 +163,10 @@ def _conv2d_reference(attrs: Attrs, inputs: Args) -> Tensor:
 
 def _elementwise_reference(attrs: Attrs, inputs: Args) -> Tensor:
     op, wide = attrs["op"], [x.double() for x in inputs]
-    if op == "silu_mul":
-        return F.silu(wide[0]) * wide[1]
+    if op in BINARY_GATES:
+        return gated_elements(attrs, wide)
+    if attrs["halves"]:
+        wide = list(wide[0].chunk(2, -1))
     return (BINARY | UNARY_INTO | UNARY)[op](*wide)
 
 
@@ -239,9 +266,16 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "conv2d": _conv2d_reference,
     "elementwise": _elementwise_reference,
     "reduce": lambda attrs, inputs: reduce(attrs, inputs[0].double()),
-    "softmax": lambda attrs, inputs: torch.softmax(inputs[0].double(), attrs["axis"]),
-    "layer_norm": lambda attrs, inputs: layer_norm(attrs, *(x.double() for x in inputs)),
-    "rms_norm": lambda attrs, inputs: rms_norm(attrs, *(x.double() for x in inputs)),
+    "softmax": lambda attrs, inputs: softmax(attrs, *(x.double() for x in inputs)),
+    "cross_entropy": lambda attrs, inputs: cross_entropy(attrs, inputs[0].double(), inputs[1]),
+    "pool2d": lambda attrs, inputs: pool2d(attrs, inputs[0].double()),
+    "batch_norm": lambda attrs, inputs: batch_norm(attrs, *(x.double() for x in inputs)),
+    "embedding": lambda _, inputs: F.embedding(inputs[1], inputs[0]),
+    "arg_reduce": lambda attrs, inputs: getattr(torch, attrs["op"])(inputs[0], attrs["axis"]),
+    "expression": lambda attrs, inputs: EXPRESSIONS[attrs["expr"]](*(x.double() for x in inputs)),
+    "matmul_gated": lambda attrs, inputs: gated(attrs, *(inputs[0].double() @ half.double().mT for half in inputs[1].chunk(2))),
+    "layer_norm": lambda attrs, inputs: fused_norm("layer_norm", attrs, inputs, wide=torch.float64),
+    "rms_norm": lambda attrs, inputs: fused_norm("rms_norm", attrs, inputs, wide=torch.float64),
     "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),
     "group_norm": lambda attrs, inputs: group_norm(attrs, *(x.double() for x in inputs)),
     "rotary": lambda attrs, inputs: rotary(attrs, *(x.double() for x in inputs)),

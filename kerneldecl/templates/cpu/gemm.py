@@ -16,6 +16,7 @@ from tvm.tirx import IterVar
 
 from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates.shared import blocks
 from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction, plain_positions
 
 
@@ -71,7 +72,7 @@ class GemmTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Gemm:
-    """A schedule whose one reduction is a GEMM, followed by an elementwise epilogue."""
+    """A schedule whose one reduction is a GEMM, followed by an elementwise epilogue or by other blocks."""
 
     sch: Schedule
     block: Any
@@ -81,6 +82,8 @@ class Gemm:
     epilogue: list[Any]
     computed: Mapping[int, Any]
     """Blocks that compute operands element by element from arguments, such as dequantised weights, by the operand's position."""
+    rest: tuple[Any, ...] = ()
+    """Blocks that read several of its results for one element each, as gated GEMMs have; then there is no epilogue."""
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -122,9 +125,19 @@ def read_gemm(mod: IRModule) -> Gemm | None:
     computed = {position: producer for position, read in reads for producer, result in results if read.source.same_as(result)}
     epilogue = epilogue_of(sch, block)
     extents = tuple(int(axis.dom.extent) for axis in sch.get(block).iter_vars)
-    if epilogue is None:
+    if epilogue is not None:
+        return Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=epilogue, computed=computed)
+    if producers:
         return None
-    return Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=epilogue, computed=computed)
+    rest = tuple(other for other in sch.get_child_blocks(sch.get_sblock("root")) if not sch.get(other).same_as(sch.get(block)))
+    return Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=[], computed={}, rest=rest)
+
+
+def finish_rest(sch: Schedule, rest: Sequence[Any], lanes: int) -> None:
+    """Run what follows a GEMM row by row, in parallel and in vectors: it reads results of several tiles."""
+    for block in rest:
+        sch.parallel(sch.get_loops(block)[0])
+        blocks.vectorize_under(sch, block, lanes)
 
 
 def gemm_axes(block: Any) -> GemmAxes | None:

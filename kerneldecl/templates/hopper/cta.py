@@ -96,6 +96,10 @@ class Cta(NamedTuple):
         row = (scheduler.row * params.cluster_m + self.rank.m) * params.block_m
         return row, (scheduler.column * params.cluster_n + self.rank.n) * params.block_n
 
+    def result_column(self, column: Any) -> Any:
+        """Return the result's column for one of B's rows with which a tile begins."""
+        return column if self.kernel.gate is None else column // self.kernel.accumulators_per_result
+
     def tile_start(self, scheduler: TileScheduler) -> tuple[Any, Any, Any]:
         """Return the first row and column of the tile, and the k-tile from which on this CTA loads it."""
         return (*self.tile_origin(scheduler), self.first_k_tile(scheduler))

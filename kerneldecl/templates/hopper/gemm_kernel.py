@@ -114,7 +114,7 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     """Have a consumer multiply its part of a tile and store the results."""
     kernel = T.meta_var(cta.kernel)
     row, column = meta_vars(cta.tile_origin(scheduler))
-    at = T.meta_var((scheduler.batch, row + consumer.first_row, column, cta.consumer))
+    at = T.meta_var((scheduler.batch, row + consumer.first_row, cta.result_column(column), cta.consumer))
     if context.plan.streams:
         load_tile_operand(context, at)
     run_mainloop(consumer, scheduler.k_tile_count(), (column, cta.first_k_tile(scheduler)))

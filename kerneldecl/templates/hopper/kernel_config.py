@@ -6,7 +6,8 @@ Knows nothing of the kernel's statements.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
@@ -45,6 +46,8 @@ A_FRAGMENT = 4
 """Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
 """Clusters of more than two CTAs of which one finds no room: a cluster lies within one GPC, and those have 16 or 18 SMs (H200)."""
+Gate = Callable[[Any, Any], Any]
+"""(accumulator of the first half, of the second one) -> the result in the accumulators' dtype."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,12 @@ class EpiloguePlan(NamedTuple):
 
     epilogue: Epilogue
     accum: AccumulatorLayout
+    """How it holds what becomes results: accumulators, or those of both halves gated."""
     buffers: int
     """Chunks of results that a consumer has in shared memory; 0 where threads store directly."""
     aux_buffers: int
     """Chunks whose auxiliary operands threads hold; 2 is double buffering."""
+    gate: Gate | None = None
 
     @property
     def chunks(self) -> int:
@@ -163,6 +168,8 @@ class GemmKernel:
     """Sets of registers for the products of k-tiles that are to be scaled."""
     k_parts: int = 1
     """Parts of a k-tile, each of K_TILE_BYTES of a row of B: one, or two where consumers dequantise A."""
+    gate: Gate | None = None
+    """What is made of two accumulators; None where each becomes a result. B's rows are then those of both halves, 8 and 8 in turns."""
 
     @property
     def is_pdl_secondary(self) -> bool:
@@ -183,6 +190,15 @@ class GemmKernel:
     @property
     def accum(self) -> AccumulatorLayout:
         return AccumulatorLayout(self.accum_dtype, self.params.block_n, self.params.mma_tiles)
+
+    @property
+    def accumulators_per_result(self) -> int:
+        return 2 if self.gate else 1
+
+    @property
+    def results(self) -> AccumulatorLayout:
+        """Return how a thread holds the results of its accumulators."""
+        return replace(self.accum, block_n=self.params.block_n // self.accumulators_per_result)
 
     @property
     def stage_bytes(self) -> int:
@@ -339,7 +355,7 @@ class GemmKernel:
     def _epilogue_bytes(self) -> int:
         """Return the shared memory of the epilogue buffers of one consumer."""
         if self.streams_tile_operand:
-            return epilogue_tile_bytes(self.params.accumulators * WARPGROUP_THREADS)
+            return epilogue_tile_bytes(self.results.count * WARPGROUP_THREADS)
         return self.epilogue_buffers * EPILOGUE_BUFFER_BYTES
 
     @property
@@ -348,8 +364,8 @@ class GemmKernel:
         if not self.epilogue.via_smem or self.params.split_k > 1:
             return 0
         if self.streams_tile_operand:
-            return self.epilogue.chunks(self.params.accumulators)
-        return self.params.epilogue_buffers(self.epilogue.chunks(self.params.accumulators), self.stage_bytes, self.accum_dtype)
+            return self.epilogue.chunks(self.results.count)
+        return self.params.epilogue_buffers(self.epilogue.chunks(self.results.count), self.stage_bytes, self.accum_dtype)
 
     @property
     def epilogue_plan(self) -> EpiloguePlan:
@@ -358,7 +374,7 @@ class GemmKernel:
         held = epilogue.aux_registers(epilogue.chunk_accumulators)
         most = SETMAXNREG[self.params.consumers][1] or MAX_REGISTERS
         is_double = held and self.accum.registers + 2 * held + OTHER_REGISTERS <= most and self.epilogue_buffers > 0
-        return EpiloguePlan(epilogue, self.accum, self.epilogue_buffers, aux_buffers=2 if is_double else 1)
+        return EpiloguePlan(epilogue, self.results, self.epilogue_buffers, aux_buffers=2 if is_double else 1, gate=self.gate)
 
     @property
     def can_store(self) -> bool:
@@ -381,7 +397,7 @@ class GemmKernel:
             or self.a.in_registers
             or not self.epilogue_buffers
             or is_short
-            or not self.epilogue.has_calls
+            or not (self.epilogue.has_calls or self.gate)
         ):
             return 0
         return min(TAIL_K_TILES, params.stages - 1)

@@ -146,6 +146,14 @@ SIGNATURES = [
     (rule("group_norm", shape=(2, 6, 5), groups=3), "X[2,6,5]float32 gamma[6]float32 beta[6]float32 -> Y[2,6,5]float32"),
     (rule("group_norm", shape=(2, 6, 4), groups=2, axis=-1), "X[2,6,4]float32 gamma[4]float32 beta[4]float32 -> Y[2,6,4]float32"),
     (rule("rms_norm", shape=(2, 3), dtype="bfloat16"), "X[2,3]bfloat16 gamma[3]bfloat16 -> Y[2,3]bfloat16"),
+    (
+        rule("rms_norm", shape=(2, 3), residual=True, out_dtype="float8_e4m3fn", dtype="float16"),
+        "X[2,3]float16 R[2,3]float16 gamma[3]float16 -> Y[2,3]float8_e4m3fn H[2,3]float16 scale[2]float32",
+    ),
+    (
+        rule("layer_norm", shape=(2, 3), out_dtype="int8"),
+        "X[2,3]float32 gamma[3]float32 beta[3]float32 -> Y[2,3]int8 scale[2]float32",
+    ),
     (rule("transpose", shape=(2, 3, 5), axes=(2, 0, -2)), "X[2,3,5]float32 -> Y[5,2,3]float32"),
 ]
 
@@ -254,6 +262,10 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
         (rule("softmax", shape=(2, 3), axis=2), ["axis 2 is out of range for a shape of 2 extents"]),
         (rule("layer_norm", shape=()), ["shape has no extent"]),
         (rule("rms_norm", shape=()), ["shape has no extent"]),
+        (
+            rule("rms_norm", shape=(2,), dtype="float64", out_dtype="int8"),
+            ["out_dtype int8 is computed from float32 at most, not from float64"],
+        ),
         (rule("group_norm", shape=(2,), groups=1), ["shape needs at least two extents: images and channels"]),
         (rule("group_norm", shape=(2, 6, 4, 5), groups=3, axis=2), ["axis 2 is neither 1 nor the last of 4"]),
         (rule("group_norm", shape=(2, 6, 4), groups=3, axis=2), ["groups 3 does not divide the 4 channels"]),

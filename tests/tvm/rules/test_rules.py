@@ -149,6 +149,7 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
         rule("rotary", batch=2, tokens=5, heads=3, size=6),
         rule("rotary", batch=2, tokens=5, heads=3, size=6, interleaved="x", dtype="float16"),
         rule("rotary", tokens=5, heads=3, size=6, interleaved="xy", dtype="bfloat16"),
+        rule("rotary", batch=2, tokens=5, heads=3, size=6, pairs=True, interleaved="y"),
         rule("layer_norm", shape=(1,)),
         rule("rms_norm", shape=(9, 1), eps=0.5),
         rule("group_norm", shape=(2, 3, 5, 6), groups=3, axis=-1, dtype="float16", activation="silu"),

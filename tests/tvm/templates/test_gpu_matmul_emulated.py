@@ -38,6 +38,18 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         "gpu_matmul_tc",
         {**GEMM, "smem_epilogue": 1, "split_k": 1},
     ),
+    "gated, odd sizes": (
+        "matmul_gated",
+        {"m": 40, "n": 25, "k": 72, "dtype": "float16"},
+        "gpu_matmul_tc",
+        {**GEMM, "smem_epilogue": 1, "split_k": 1},
+    ),
+    "gated, split-K": (
+        "matmul_gated",
+        {"m": 64, "n": 48, "k": 128, "gate": "gelu", "dtype": "bfloat16"},
+        "gpu_matmul_tc",
+        {**GEMM, "smem_epilogue": 0, "split_k": 2},
+    ),
     "scores of interleaved heads": (
         "matmul",
         {"m": 40, "n": 50, "k": 64, "batch": 2, "heads": 2, "layout": "nt", "interleaved": "ab", "epilogue": ["scale"]},
