@@ -60,6 +60,8 @@ def _terms(json: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((axis, coefficient) for axis, coefficient in json)
 
 
+_PLAIN = frozenset({str, int, bool, type(None)})
+"""Types whose values have no other type; an int does for a float."""
 _ONLY_WHERE_TRUE = ("registers", "smem_bytes", "spill_bytes", "is_traceless")
 
 
@@ -127,8 +129,9 @@ def _judge(hint: Any) -> Callable[[Any], bool]:
     if origin is tuple:
         return _judge_of_tuples(args)
     if origin in {Union, types.UnionType}:
-        members = tuple(map(_judge, args))
-        return lambda value: any(judge(value) for judge in members)
+        plain = frozenset(member for member in args if member in _PLAIN)
+        others = tuple(_judge(member) for member in args if member not in plain)
+        return lambda value: type(value) in plain or any(judge(value) for judge in others)
     if origin is Literal:
         return lambda value: value in args
     allowed = {int, float} if hint is float else {hint}
@@ -141,6 +144,8 @@ def _judge_of_tuples(args: tuple[Any, ...]) -> Callable[[Any], bool]:
         return lambda value: (
             isinstance(value, tuple) and len(value) == len(judges) and all(judge(item) for judge, item in zip(judges, value, strict=True))
         )
+    if args[0] in _PLAIN:
+        return lambda value: isinstance(value, tuple) and {*map(type, value)} <= {args[0]}
     if args[0] is float:
         return lambda value: isinstance(value, tuple) and {*map(type, value)} <= {int, float}
     item_judge = _judge(args[0])

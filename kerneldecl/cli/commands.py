@@ -26,6 +26,7 @@ from kerneldecl.cli.deploy import bench, compile_command
 from kerneldecl.cli.deploy import run as run_command
 from kerneldecl.cli.export import export
 from kerneldecl.cli.gate import diff, gate
+from kerneldecl.cli.html_report import report
 from kerneldecl.cli.inspect import check, plan, query, show, why
 from kerneldecl.cli.log import log
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
@@ -137,7 +138,7 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
 
 _COMMANDS = (
-    *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, schema),
+    *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, report, schema),
     *(show, verify, why),
     *(bench, compile_command, run_command),
     *(archs, completion, policies, rules, templates),

@@ -280,7 +280,7 @@ class TuneResult:
         """
         return (self.key, *self.blobs.values(), self.run_secs, self.error, self.coverage, sorted(self.provenance.items()))
 
-    @property
+    @functools.cached_property
     def trials(self) -> list[Trial]:
         """All candidates, winner first; raise ArtifactError where the record holds anything else."""
         with _as_recorded("candidates are"):

@@ -1,0 +1,120 @@
+"""Owns what a report tells of an entry by its plan and its records: candidates with their policies, shares, what is not ours.
+
+Knows nothing of git, of events, or of how entries are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kerneldecl.compare.verdict import Measured
+from kerneldecl.model import Candidate, Trial
+from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.planning.roofline import roofline_of
+from kerneldecl.report.data import Entry, Other, Tried
+from kerneldecl.store.results import Group, TuneResult
+from kerneldecl.timing import timing_in_words
+from kerneldecl.tuning.model_rank import model_rank
+from kerneldecl.tuning.race import finalists
+
+OTHERS: Mapping[str, str] = {"library": "vendor's library", "default": "TVM's default"}
+"""Policies whose kernels are not ours, and whose they are."""
+
+
+def entry_of(plan: EntryPlan, failed: Mapping[str, Any]) -> Entry:
+    """Return an entry without what git, events and searches tell; `failed` is its failure in the last build, as that left it."""
+    head = {
+        "name": plan.entry,
+        "target": plan.workload.target,
+        "rule": plan.workload.rule,
+        "attrs": " ".join(f"{name}={_short(value)}" for name, value in plan.workload.attrs if value),
+    }
+    if plan.tuned is None:
+        reason = str(failed.get("reason") or next(action.reason for action in plan.actions if not action.is_hit))
+        return Entry(**head, reason=reason, tried=tuple(Tried(trial, "") for trial in failed.get("trials", ())))
+    tuned, trials = plan.tuned, plan.tuned.trials
+    assert plan.lowered is not None, "what is tuned is lowered"
+    group_of = _group_of(plan.groups, trials)
+    roofline, dtype = roofline_of(plan), plan.lowered.space.dtype
+    found = Entry(
+        **head,
+        roofline=roofline,
+        dtype=dtype,
+        is_measured=tuned.is_measured,
+        policy=tuned.policy,
+        timing=timing_in_words(plan.arch.kind, plan.workload.timing),
+        tried=_tried(tuned, trials, group_of),
+    )
+    if not tuned.is_measured:
+        return found
+    secs = {trial.candidate: trial.run_secs for trial in trials if trial.samples}
+    ranks = (model_rank(group, secs) for group in plan.groups if group.policy == tuned.policy)
+    rank = next(filter(None, ranks), None)
+    measured = {
+        "run_secs": tuned.run_secs,
+        "others": tuple(_others(tuned, trials, group_of)),
+        "best_of": rank.shares if rank else (),
+        "conditions": _conditions(tuned),
+    }
+    return Entry(**{**vars(found), **measured})
+
+
+def measured_now(plan: EntryPlan) -> Measured | None:
+    """Return an entry as comparisons take it; None where it has no winner."""
+    if plan.tuned is None:
+        return None
+    tuned, winner = plan.tuned, plan.tuned.trials[0]
+    return Measured(
+        name=plan.entry,
+        key=tuned.key,
+        winner=str(tuned.winner),
+        run_secs=tuned.run_secs if tuned.is_measured else None,
+        is_verified=tuned.is_measured and tuned.is_verified,
+        code=tuned.blobs["object"],
+        samples=winner.samples,
+        timing=timing_in_words(plan.arch.kind, plan.workload.timing),
+        timings=winner.timings,
+        manifest=plan.action("tune").manifest,
+    )
+
+
+def _tried(tuned: TuneResult, trials: Sequence[Trial], group_of: Mapping[Candidate, str]) -> tuple[Tried, ...]:
+    timed = [trial for trial in trials if trial.samples]
+    tied = {id(trial) for trial in finalists(timed)} if tuned.tied else set()
+    return tuple(Tried(trial, group_of.get(trial.candidate, ""), id(trial) in tied) for trial in trials)
+
+
+def _group_of(groups: Sequence[Group], trials: Sequence[Trial]) -> dict[Candidate, str]:
+    """Return the policy of each candidate: the only one that names its template, or the first that proposes it."""
+    by_template: dict[str, list[Group]] = {}
+    for group in groups:
+        for template in group.templates:
+            by_template.setdefault(template, []).append(group)
+    found: dict[Candidate, str] = {}
+    several = {group.policy: group for each in by_template.values() if len({g.policy for g in each}) > 1 for group in each}
+    listed = {policy: {proposal.candidate for proposal in group.proposals} for policy, group in several.items()}
+    for trial in trials:
+        candidates = by_template.get(trial.candidate.template, [])
+        exact = (group.policy for group in candidates if group.policy in listed and trial.candidate in listed[group.policy])
+        found[trial.candidate] = next(exact, candidates[0].policy if candidates else "")
+    return found
+
+
+def _others(tuned: TuneResult, trials: Sequence[Trial], group_of: Mapping[Candidate, str]) -> Iterator[Other]:
+    """Yield the fastest candidates that are not ours, beside the fastest of ours."""
+    best: dict[str, float] = {}
+    for trial in trials:
+        whose = OTHERS.get(group_of[trial.candidate], "")
+        if trial.samples:
+            best[whose] = min(trial.run_secs, best.get(whose, trial.run_secs))
+    ours = best.pop("", tuned.run_secs)
+    yield from (Other(name, secs, ours) for name, secs in best.items())
+
+
+def _conditions(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(tuned.provenance[name])) for name in ("gpu", "cpu", "driver", "clocks", "date") if tuned.provenance.get(name))
+
+
+def _short(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -1,0 +1,150 @@
+"""Owns what the page tells of one entry: its figures, its candidates with their samples, its history, its source. HTML, made when a report is written.
+
+Knows nothing of when the page shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kerneldecl.diagnostics.units import amount, counted, duration
+from kerneldecl.model import Candidate
+from kerneldecl.report.data import Entry, Revision, Tried
+from kerneldecl.report.scale import Linear
+from kerneldecl.report.searches import own_search
+from kerneldecl.report.svg import number, words
+from kerneldecl.timing import median
+from kerneldecl.tuning.race import NOISE
+
+_STRIP, _ROW = 220.0, 20.0
+_REACH = 1.08
+"""Strips end at this factor of the fastest: candidates that are slower did not come near the final."""
+_MOST_SAMPLES = 60
+
+
+def detail(entry: Entry, revisions: Sequence[Revision]) -> str:
+    """Return all that is told of an entry."""
+    return "".join([*_head(entry), *_candidates(entry), *_searches(entry), *_history(entry, revisions), *_source(entry)])
+
+
+def _head(entry: Entry) -> Iterator[str]:
+    facts = [("rule", f"{entry.rule} {entry.attrs}")]
+    if entry.reason:
+        facts.append(("not tuned", entry.reason))
+    if roofline := entry.roofline:
+        work = f"{amount(roofline.flops, 'FLOP')}, at least {amount(roofline.least_bytes, 'B')} of memory traffic"
+        facts.append(("work", f"{work}; at best {duration(roofline.least_secs)} by peak and bandwidth"))
+    if entry.conditions:
+        facts.append(("measured", f"{entry.timing}, on {', '.join(value for _, value in entry.conditions)}"))
+    facts += [(other.name, f"{duration(other.secs)}, {other.secs / other.our_secs:.2f} of our time") for other in entry.others]
+    if (change := entry.change) and change.before and change.reason:
+        facts.append(("inputs changed", change.reason))
+    if entry.why:
+        facts.append(("last built", ". ".join(entry.why)))
+    yield f"<dl>{''.join(f'<dt>{words(name)}</dt><dd>{words(told)}</dd>' for name, told in facts)}</dl>"
+
+
+def _candidates(entry: Entry) -> Iterator[str]:
+    measured = [each for each in entry.tried if each.trial.samples]
+    failed = [each for each in entry.tried if not each.trial.samples]
+    if measured:
+        yield from _table(measured)
+    if failed:
+        told = [(each, each.trial.failure or "not measured") for each in failed]
+        yield f"<h4>{counted(len(failed), 'candidate')} without a time</h4><ul>"
+        yield from (f"<li><code>{words(str(each.trial.candidate))}</code> {words(why)}</li>" for each, why in told)
+        yield "</ul>"
+
+
+def _table(measured: Sequence[Tried]) -> Iterator[str]:
+    shared, names, rows = folded([each.trial.candidate for each in measured])
+    fastest = min(each.trial.run_secs for each in measured)
+    ties = sum(each.is_tied for each in measured)
+    note = f"The band is the {NOISE:.1%} from the fastest median on that noise can hide"
+    note += f"; = marks {ties} that noise cannot tell apart, of which the policy's first wins." if ties > 1 else "."
+    has_device = any(each.trial.registers for each in measured)
+    heads = ["samples", "time", "predicted", *(["reg", "smem", "spills"] if has_device else []), "error", *names]
+    yield f'<p class="note">{words(shared)}{note} A strip ends {_REACH - 1:.0%} above the fastest.</p>'
+    yield '<div class="wide" tabindex="0" role="group" aria-label="Candidates"><table class="candidates"><thead><tr><th>'
+    yield f'<span class="off">place</span></th>{"".join(f"<th>{words(head)}</th>" for head in heads)}</tr></thead><tbody>'
+    for place, (each, cells) in enumerate(zip(measured, rows, strict=True)):
+        mark = "★" if not place else "=" if each.is_tied else ""
+        said = "winner" if not place else "tied" if each.is_tied else str(place + 1)
+        figures = [duration(each.trial.run_secs), duration(each.trial.predicted_secs), *(_device(each) if has_device else ())]
+        figures.append("" if each.trial.error is None else f"{each.trial.error:.1e}")
+        yield f'<tr><th><span aria-hidden="true">{mark}</span><span class="off">{said}</span></th><td>{strip(each.trial.samples, fastest)}</td>'
+        yield "".join(f"<td>{words(cell)}</td>" for cell in (*figures, *cells)) + "</tr>"
+    yield "</tbody></table></div>"
+
+
+def _device(each: Tried) -> tuple[str, str, str]:
+    spills = f"{each.trial.spill_bytes} B" if each.trial.spill_bytes else "none"
+    return str(each.trial.registers), _bytes(each.trial.smem_bytes), spills
+
+
+def _bytes(count: int) -> str:
+    return f"{count} B" if count < 1000 else amount(count, "B")
+
+
+def strip(samples: Sequence[float], fastest: float) -> str:
+    """Return samples as dots on a line with the tie band and their median, as SVG; where the median is beyond its end, by how much."""
+    x = Linear(fastest * 0.99, fastest * _REACH, 0.0, _STRIP)
+    band = f'<path class="tie" d="M{number(x(fastest))} 0h{number(x(fastest * (1 + NOISE)) - x(fastest))}v{number(_ROW)}H{number(x(fastest))}z"/>'
+    head = f'<svg viewBox="0 0 {number(_STRIP)} {number(_ROW)}" width="{number(_STRIP)}" height="{number(_ROW)}" aria-hidden="true">{band}'
+    middle = median(samples)
+    if middle > fastest * _REACH:
+        return f'{head}<text x="{number(_STRIP - 2)}" y="14" text-anchor="end" class="tick">{middle / fastest:.2f}× →</text></svg>'
+    near = [x(each) for each in samples[:_MOST_SAMPLES] if x.low <= each <= x.high]
+    spots = "".join(f"M{at:.0f} 10h0" for at in near)
+    return f'{head}<path class="sample" d="{spots}"/><path class="middle" d="M{x(middle):.0f} 3v14"/></svg>'
+
+
+def folded(candidates: Sequence[Candidate]) -> tuple[str, list[str], list[list[str]]]:
+    """Return what candidates share as a sentence, the names of the columns in which they differ, and their cells."""
+    templates = list(dict.fromkeys(each.template for each in candidates))
+    cells = [dict(pair.partition("=")[::2] for pair in str(each).partition("(")[2][:-1].split()) for each in candidates]
+    names = list(dict.fromkeys(name for each in cells for name in each))
+    differing = [name for name in names if len({each.get(name) for each in cells}) > 1]
+    same = " ".join(f"{name}={cells[0][name]}" for name in names if name not in differing)
+    if len(templates) == 1:
+        shared = f"All are {templates[0]} with {same}. " if same else f"All are {templates[0]}. "
+        return shared, differing, [[each.get(name, "") for name in differing] for each in cells]
+    shared = f"All have {same}. " if same else ""
+    rows = [
+        [each.template, " ".join(f"{name}={of[name]}" for name in differing if name in of)]
+        for each, of in zip(candidates, cells, strict=True)
+    ]
+    return shared, ["template", "parameters"], rows
+
+
+def _searches(entry: Entry) -> Iterator[str]:
+    if entry.searches:
+        yield f"<h4>Best time known over the seconds of its search</h4>{own_search(entry.searches)}"
+
+
+def _history(entry: Entry, revisions: Sequence[Revision]) -> Iterator[str]:
+    """Yield the revisions in which its time has changed."""
+    changed: list[tuple[Revision, float]] = []
+    for revision, secs in zip(revisions, entry.history, strict=False):
+        if secs and (not changed or abs(secs / changed[-1][1] - 1) > 1e-3):
+            changed.append((revision, secs))
+    if len(changed) > 1:
+        rows = "".join(
+            f"<tr><td>{words(each.date)}</td><td>{duration(secs)}</td><td>{words(each.digest)} {words(each.subject)}</td></tr>"
+            for each, secs in changed
+        )
+        yield f"<h4>Times in the lock's revisions</h4><table><tbody>{rows}</tbody></table>"
+
+
+def _source(entry: Entry) -> Iterator[str]:
+    if entry.source:
+        lines = entry.source.count("\n") + 1
+        summary = f"Scheduled TensorIR of the winner, {counted(lines, 'line')}"
+        body = words_of_lines(entry.source)
+        yield f'<details><summary>{summary}</summary><pre tabindex="0" role="group" aria-label="Scheduled TensorIR">{body}</pre></details>'
+    elif entry.tried:
+        yield f"<p class=\"note\">Source of the winner: <code>kerneldecl show --source '{words(entry.name)}'</code></p>"
+
+
+def words_of_lines(source: str) -> str:
+    return "\n".join(map(words, source.split("\n")))
