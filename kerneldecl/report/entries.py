@@ -6,6 +6,7 @@ Knows nothing of git, of events, or of how entries are drawn.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kerneldecl.compare.verdict import Measured
@@ -24,40 +25,43 @@ OTHERS: Mapping[str, str] = {"library": "vendor's library", "default": "TVM's de
 
 def entry_of(plan: EntryPlan, failed: Mapping[str, Any]) -> Entry:
     """Return an entry without what git, events and searches tell; `failed` is its failure in the last build, as that left it."""
-    head = {
-        "name": plan.entry,
-        "target": plan.workload.target,
-        "rule": plan.workload.rule,
-        "attrs": " ".join(f"{name}={_short(value)}" for name, value in plan.workload.attrs if value),
-    }
+    found = Entry(
+        name=plan.entry,
+        target=plan.workload.target,
+        rule=plan.workload.rule,
+        attrs=" ".join(f"{name}={_short(value)}" for name, value in plan.workload.attrs if value),
+    )
     if plan.tuned is None:
         reason = str(failed.get("reason") or next(action.reason for action in plan.actions if not action.is_hit))
-        return Entry(**head, reason=reason, tried=tuple(Tried(trial, "") for trial in failed.get("trials", ())))
-    tuned, trials = plan.tuned, plan.tuned.trials
+        return replace(found, reason=reason, tried=tuple(Tried(trial, "") for trial in failed.get("trials", ())))
+    return _tuned(plan, plan.tuned, found)
+
+
+def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
     assert plan.lowered is not None, "what is tuned is lowered"
-    group_of = _group_of(plan.groups, trials)
-    roofline, dtype = roofline_of(plan), plan.lowered.space.dtype
-    found = Entry(
-        **head,
-        roofline=roofline,
-        dtype=dtype,
+    trials = tuned.trials
+    policy_of = _policy_of(plan.groups, trials)
+    found = replace(
+        found,
+        roofline=roofline_of(plan),
+        dtype=plan.lowered.space.dtype,
         is_measured=tuned.is_measured,
         policy=tuned.policy,
         timing=timing_in_words(plan.arch.kind, plan.workload.timing),
-        tried=_tried(tuned, trials, group_of),
+        tried=_tried(tuned, trials, policy_of),
     )
     if not tuned.is_measured:
         return found
     secs = {trial.candidate: trial.run_secs for trial in trials if trial.samples}
     ranks = (model_rank(group, secs) for group in plan.groups if group.policy == tuned.policy)
     rank = next(filter(None, ranks), None)
-    measured = {
-        "run_secs": tuned.run_secs,
-        "others": tuple(_others(tuned, trials, group_of)),
-        "best_of": rank.shares if rank else (),
-        "conditions": _conditions(tuned),
-    }
-    return Entry(**{**vars(found), **measured})
+    return replace(
+        found,
+        run_secs=tuned.run_secs,
+        others=tuple(_others(tuned, trials, policy_of)),
+        best_of=rank.shares if rank else (),
+        conditions=_conditions(tuned),
+    )
 
 
 def measured_now(plan: EntryPlan) -> Measured | None:
@@ -79,13 +83,13 @@ def measured_now(plan: EntryPlan) -> Measured | None:
     )
 
 
-def _tried(tuned: TuneResult, trials: Sequence[Trial], group_of: Mapping[Candidate, str]) -> tuple[Tried, ...]:
+def _tried(tuned: TuneResult, trials: Sequence[Trial], policy_of: Mapping[Candidate, str]) -> tuple[Tried, ...]:
     timed = [trial for trial in trials if trial.samples]
     tied = {id(trial) for trial in finalists(timed)} if tuned.tied else set()
-    return tuple(Tried(trial, group_of.get(trial.candidate, ""), id(trial) in tied) for trial in trials)
+    return tuple(Tried(trial, policy_of.get(trial.candidate, ""), id(trial) in tied) for trial in trials)
 
 
-def _group_of(groups: Sequence[Group], trials: Sequence[Trial]) -> dict[Candidate, str]:
+def _policy_of(groups: Sequence[Group], trials: Sequence[Trial]) -> dict[Candidate, str]:
     """Return the policy of each candidate: the only one that names its template, or the first that proposes it."""
     by_template: dict[str, list[Group]] = {}
     for group in groups:
@@ -101,11 +105,11 @@ def _group_of(groups: Sequence[Group], trials: Sequence[Trial]) -> dict[Candidat
     return found
 
 
-def _others(tuned: TuneResult, trials: Sequence[Trial], group_of: Mapping[Candidate, str]) -> Iterator[Other]:
+def _others(tuned: TuneResult, trials: Sequence[Trial], policy_of: Mapping[Candidate, str]) -> Iterator[Other]:
     """Yield the fastest candidates that are not ours, beside the fastest of ours."""
     best: dict[str, float] = {}
     for trial in trials:
-        whose = OTHERS.get(group_of[trial.candidate], "")
+        whose = OTHERS.get(policy_of[trial.candidate], "")
         if trial.samples:
             best[whose] = min(trial.run_secs, best.get(whose, trial.run_secs))
     ours = best.pop("", tuned.run_secs)

@@ -1,4 +1,4 @@
-"""Owns what the page tells of one entry: its figures, its candidates with their samples, its history, its source. HTML, made when a report is written.
+"""Owns what the page tells of one entry: its figures, its candidates with their samples, its history, its source, as HTML.
 
 Knows nothing of when the page shows it.
 """
@@ -12,7 +12,7 @@ from kerneldecl.model import Candidate
 from kerneldecl.report.data import Entry, Revision, Tried
 from kerneldecl.report.scale import Linear
 from kerneldecl.report.searches import own_search
-from kerneldecl.report.svg import number, words
+from kerneldecl.report.svg import TIMES, number, words
 from kerneldecl.timing import median
 from kerneldecl.tuning.race import NOISE
 
@@ -62,6 +62,7 @@ def _table(measured: Sequence[Tried]) -> Iterator[str]:
     ties = sum(each.is_tied for each in measured)
     note = f"The band is the {NOISE:.1%} from the fastest median on that noise can hide"
     note += f"; = marks {ties} that noise cannot tell apart, of which the policy's first wins." if ties > 1 else "."
+    note += " Where no error stands, today's reference has not been asked." if any(each.trial.error is None for each in measured) else ""
     has_device = any(each.trial.registers for each in measured)
     heads = ["samples", "time", "predicted", *(["reg", "smem", "spills"] if has_device else []), "error", *names]
     yield f'<p class="note">{words(shared)}{note} A strip ends {_REACH - 1:.0%} above the fastest.</p>'
@@ -72,7 +73,8 @@ def _table(measured: Sequence[Tried]) -> Iterator[str]:
         said = "winner" if not place else "tied" if each.is_tied else str(place + 1)
         figures = [duration(each.trial.run_secs), duration(each.trial.predicted_secs), *(_device(each) if has_device else ())]
         figures.append("" if each.trial.error is None else f"{each.trial.error:.1e}")
-        yield f'<tr><th><span aria-hidden="true">{mark}</span><span class="off">{said}</span></th><td>{strip(each.trial.samples, fastest)}</td>'
+        yield f'<tr><th><span aria-hidden="true">{mark}</span><span class="off">{said}</span></th>'
+        yield f"<td>{strip(each.trial.samples, fastest)}</td>"
         yield "".join(f"<td>{words(cell)}</td>" for cell in (*figures, *cells)) + "</tr>"
     yield "</tbody></table></div>"
 
@@ -89,11 +91,12 @@ def _bytes(count: int) -> str:
 def strip(samples: Sequence[float], fastest: float) -> str:
     """Return samples as dots on a line with the tie band and their median, as SVG; where the median is beyond its end, by how much."""
     x = Linear(fastest * 0.99, fastest * _REACH, 0.0, _STRIP)
-    band = f'<path class="tie" d="M{number(x(fastest))} 0h{number(x(fastest * (1 + NOISE)) - x(fastest))}v{number(_ROW)}H{number(x(fastest))}z"/>'
+    left, right = number(x(fastest)), number(x(fastest * (1 + NOISE)))
+    band = f'<path class="tie" d="M{left} 0H{right}V{number(_ROW)}H{left}z"/>'
     head = f'<svg viewBox="0 0 {number(_STRIP)} {number(_ROW)}" width="{number(_STRIP)}" height="{number(_ROW)}" aria-hidden="true">{band}'
     middle = median(samples)
     if middle > fastest * _REACH:
-        return f'{head}<text x="{number(_STRIP - 2)}" y="14" text-anchor="end" class="tick">{middle / fastest:.2f}× →</text></svg>'
+        return f'{head}<text x="{number(_STRIP - 2)}" y="14" text-anchor="end" class="tick">{middle / fastest:.2f}{TIMES} →</text></svg>'
     near = [x(each) for each in samples[:_MOST_SAMPLES] if x.low <= each <= x.high]
     spots = "".join(f"M{at:.0f} 10h0" for at in near)
     return f'{head}<path class="sample" d="{spots}"/><path class="middle" d="M{x(middle):.0f} 3v14"/></svg>'
@@ -130,7 +133,8 @@ def _history(entry: Entry, revisions: Sequence[Revision]) -> Iterator[str]:
             changed.append((revision, secs))
     if len(changed) > 1:
         rows = "".join(
-            f"<tr><td>{words(each.date)}</td><td>{duration(secs)}</td><td>{words(each.digest)} {words(each.subject)}</td></tr>"
+            f'<tr><td class="short">{words(each.date)}</td><td class="short">{duration(secs)}</td>'
+            f"<td>{words(each.digest)} {words(each.subject)}</td></tr>"
             for each, secs in changed
         )
         yield f"<h4>Times in the lock's revisions</h4><table><tbody>{rows}</tbody></table>"

@@ -5,20 +5,22 @@ Knows nothing of git.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kerneldecl.report.data import Entry, Revision
 from kerneldecl.report.scale import Linear, Log
-from kerneldecl.report.svg import LETTER, Point, drawing, line, path, text, upwards
+from kerneldecl.report.svg import LETTER, TIMES, Point, drawing, line, path, shortened, text, upwards
 from kerneldecl.tuning.model_rank import geometric_mean
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 330.0, 58.0, 210.0, 18.0, 40.0
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 940.0, 360.0, 58.0, 330.0, 18.0, 40.0
 _MOST = 60
 """Entries that get a line: those that changed most."""
 _MOVED = 1.02
 """Factor between its slowest and its fastest time from which an entry has a line."""
 _LINE = 14.0
+_LETTERS = 42
 
 
 class Course(NamedTuple):
@@ -50,9 +52,12 @@ def history(found: Sequence[Course], revisions: Sequence[Revision]) -> str:
     drawn = [factor for course in moved for factor in course.factors if factor] + [mean for mean in means if mean]
     x = Linear(0, len(revisions) - 1, LEFT, WIDTH - RIGHT)
     y = Log(min(0.95, *drawn) / 1.03, max(1.05, *drawn) * 1.03, HEIGHT - BOTTOM, TOP)
-    named = [("mean of all", means, "name"), *((_short(course.name), course.factors, "row") for course in moved)]
+    named = [
+        ("mean of all", means, "name"),
+        *((shortened(course.name.partition("@")[0], _LETTERS), course.factors, "row") for course in moved),
+    ]
     parts = [
-        *upwards(y, _ticks(y), LEFT, lambda value: f"{value:g}×", x.end),
+        *upwards(y, _ticks(y), LEFT, lambda value: f"{value:g}{TIMES}", x.end),
         line((x.start, y(1.0)), (x.end, y(1.0)), "base"),
         *_dates(revisions, x, y.start),
         *(path(run, "thin") for course in moved for run in _runs(course.factors, x, y)),
@@ -74,9 +79,15 @@ def _ticks(y: Log) -> list[float]:
 
 
 def _means(found: Sequence[Course]) -> list[float | None]:
-    columns = zip(*(course.factors for course in found), strict=True)
-    known = ([factor for factor in column if factor] for column in columns)
-    return [geometric_mean(column) if column else None for column in known]
+    """Return the mean of all at each revision.
+
+    It goes from one to the next by the entries that have a time at both: new ones change nothing.
+    """
+    columns = list(zip(*(course.factors for course in found), strict=True))
+    means: list[float | None] = [1.0]
+    for before, after in itertools.pairwise(columns):
+        means.append((means[-1] or 1.0) * geometric_mean([new / old for old, new in zip(before, after, strict=True) if old and new]))
+    return means
 
 
 def _runs(factors: Sequence[float | None], x: Linear, y: Log) -> Iterator[list[Point]]:
@@ -99,7 +110,7 @@ def _labels(lines: Sequence[tuple[str, Sequence[float | None], str]], x: float, 
         spot = next((y(factor) + shift for shift in shifts if all(abs(y(factor) + shift - other) >= _LINE for other in taken)), None)
         if spot is not None and y.end - 4 < spot < y.start + 4:
             taken.append(spot)
-            yield text(x + 10, spot + 4, f"{factor:.2f}× {name}", kind)
+            yield text(x + 10, spot + 4, f"{factor:.2f}{TIMES} {name}", kind)
 
 
 def _dates(revisions: Sequence[Revision], x: Linear, bottom: float) -> Iterator[str]:
@@ -111,8 +122,3 @@ def _dates(revisions: Sequence[Revision], x: Linear, bottom: float) -> Iterator[
         if is_new and x(place) - last > LETTER * 7:
             last = x(place)
             yield text(x(place), bottom + 18, told, "tick", "middle")
-
-
-def _short(name: str) -> str:
-    plain = name.partition("@")[0]
-    return plain if len(plain) <= 24 else f"{plain[:23]}…"

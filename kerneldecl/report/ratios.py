@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kerneldecl.report.scale import Log
-from kerneldecl.report.svg import across, drawing, line, text
+from kerneldecl.report.svg import across, drawing, line, shortened, text
 
-WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 860.0, 330.0, 170.0, 22.0, 18.0, 26.0
+WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 940.0, 350.0, 170.0, 22.0, 18.0, 26.0
 MOST = 24
 """Rows at each end; of more, the middle is left out."""
 _LETTERS = 48
@@ -43,7 +43,7 @@ def ratios(found: Sequence[Ratio], label: str, slower: str, faster: str) -> str:
     for place, each in enumerate(shown):
         y = TOP + ROW * (place + 0.5 + (bool(left_out) and place >= MOST))
         kind = "fast" if each.value >= 1 else "slow"
-        name = each.name if len(each.name) <= _LETTERS else f"{each.name[: _LETTERS - 1]}…"
+        name = shortened(each.name, _LETTERS)
         parts += [
             text(LEFT - 10, y + 4, name, "row", "end"),
             line((x(1.0), y), (x(each.value), y), f"stem {kind}"),

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from kerneldecl.diagnostics.units import amount, duration
 from kerneldecl.report.data import Entry
 from kerneldecl.report.scale import Log
-from kerneldecl.report.svg import LETTER, Point, across, drawing, line, link, path, text, upwards
+from kerneldecl.report.svg import BOLD_LETTER, LETTER, Point, across, drawing, line, link, path, text, upwards
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 460.0, 66.0, 16.0, 20.0, 44.0
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 940.0, 480.0, 90.0, 16.0, 20.0, 44.0
 _LINE = 13.0
 """Height of a line of text."""
 Box = tuple[float, float, float, float]
@@ -76,24 +76,28 @@ def _roof_labels(peaks: Mapping[float, Sequence[str]]) -> list[str]:
 
 
 def _roof_boxes(x: Log, y: Log, bandwidth: float, peaks: Mapping[float, Sequence[str]]) -> list[Box]:
-    """Return where the names of the roofs stand: of each peak above its right end, of the memory last, left of its slope."""
+    """Return what the roofs take: of each peak the name above its right end, pieces of the slope, and last, left of it, its name."""
     boxes = [
         (x.end - LETTER * len(label), y(peak) - _LINE - 2, x.end, y(peak) - 2)
         for peak, label in zip(peaks, _roof_labels(peaks), strict=True)
     ]
-    at = x.low * (max(peaks) / bandwidth / x.low) ** 0.45
+    top = max(peaks)
+    steep = (y(x.low * bandwidth) - y(top)) / (x(top / bandwidth) - x.start)
+    at = x.low * (top / bandwidth / x.low) ** 0.45
     left = x(at) - LETTER * len(f"{amount(bandwidth, 'B/s')} DRAM") - 10
-    return [*boxes, (left, y(at * bandwidth) - _LINE, x(at), y(at * bandwidth))]
+    slope = [(x(x.low) + step, y(x.low * bandwidth) - step * steep) for step in range(0, int(x(top / bandwidth) - x.start), 8)]
+    pieces = [(across - 4, up - 4 * steep, across + 4, up + 4 * steep) for across, up in slope]
+    return [*boxes, *pieces, (left, y(at * bandwidth) - _LINE, x(at), y(at * bandwidth))]
 
 
 def _names(entries: Sequence[Entry], placed: Mapping[str, Point], taken: Sequence[Box]) -> Iterator[str]:
     """Yield names beside dots, of the furthest from their roofs first, each once and where there is room."""
-    boxes = [*taken, *((x - 4, y - 4, x + 4, y + 4) for x, y in placed.values())]
+    boxes = [*taken, *((x - 5, y - 5, x + 5, y + 5) for x, y in placed.values())]
     named: set[str] = set()
     for entry in sorted(entries, key=lambda entry: entry.share or 0.0):
         name = entry.name.partition("@")[0].partition("[")[0]
         box = next(
-            (box for box in _beside(placed[entry.name], LETTER * len(name)) if not any(_overlap(box, other) for other in boxes)), None
+            (box for box in _beside(placed[entry.name], BOLD_LETTER * len(name)) if not any(_overlap(box, other) for other in boxes)), None
         )
         if name not in named and box:
             named.add(name)
@@ -103,7 +107,15 @@ def _names(entries: Sequence[Entry], placed: Mapping[str, Point], taken: Sequenc
 
 def _beside(at: Point, width: float) -> Iterator[Box]:
     x, y = at
-    for left, top in ((x + 7, y - 6), (x + 5, y + 4), (x - width - 7, y - 6), (x + 5, y - 17), (x - width / 2, y + 6)):
+    for left, top in (
+        (x + 7, y - 6),
+        (x + 5, y + 4),
+        (x - width - 7, y - 6),
+        (x + 5, y - 17),
+        (x - width / 2, y + 6),
+        (x - width, y + 7),
+        (x - width / 2, y - 20),
+    ):
         if left + width < WIDTH - RIGHT and left > LEFT and top + _LINE < HEIGHT - BOTTOM:
             yield left, top, left + width, top + _LINE
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.report.data import Curve, Entry
 from kerneldecl.report.scale import Linear, Log
-from kerneldecl.report.svg import across, drawing, stairs, text, upwards
+from kerneldecl.report.svg import TIMES, across, drawing, stairs, text, upwards
 from kerneldecl.timing import median
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 300.0, 58.0, 210.0, 16.0, 42.0
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 940.0, 300.0, 58.0, 210.0, 16.0, 42.0
 _MOST = 150
 _LINE = 14.0
 _POINTS = 120
@@ -36,7 +36,7 @@ def searches(by_name: dict[str, list[Curve]]) -> str:
     x, y = Linear(0.0, last, LEFT, WIDTH - RIGHT), Log(1.0, max(1.1, most), HEIGHT - BOTTOM, TOP)
     parts = [
         *across(x, x.ticks(7), y.start, lambda value: f"{value:g} s", y.end),
-        *upwards(y, y.ticks(), LEFT, lambda value: f"{value:g}×", x.end),
+        *upwards(y, y.ticks(), LEFT, lambda value: f"{value:g}{TIMES}", x.end),
         *(_stairs(curve, x, y, "thin") for curves in drawn.values() for curve in curves[: _MOST // len(drawn)]),
         *_medians(drawn, x, y),
         text(x.end, HEIGHT - 6, "seconds since the entry's search began", "tick", "end"),
@@ -46,9 +46,9 @@ def searches(by_name: dict[str, list[Curve]]) -> str:
 
 def own_search(found: Sequence[tuple[str, Curve]]) -> str:
     """Return an entry's searches as a small SVG, with times."""
-    last = max(max(curve[-1][0] for _, curve in found), 0.1) * 1.1
+    last = max(0.1, *(curve[-1][0] for _, curve in found)) * 1.1
     times = [secs for _, curve in found for _, secs in curve]
-    x, y = Linear(0.0, last, 70, 300), Log(min(times) / 1.02, max(max(times), min(times) * 1.05), 96, 10)
+    x, y = Linear(0.0, last, 70, 300), Log(min(times) / 1.02, max(min(times) * 1.05, *times), 96, 10)
     shown = [y.low * 1.02, max(times)] if max(times) > min(times) * 1.05 else [min(times)]
     parts = [
         *across(x, x.ticks(4), 96, lambda value: f"{value:g} s", 10),

@@ -25,6 +25,9 @@ _ALWAYS = 0.002
 """Relative change of time below which an entry is not drawn among those that changed."""
 
 
+_DOTS = "Each dot is an entry's winner. Point at one, or reach it by Tab and arrow keys, for its figures; follow it to its candidates."
+
+
 def sections(report: Report, ids: Mapping[str, str]) -> list[Section]:
     """Return the parts that are of use for this report, in the page's order."""
     found = [
@@ -46,7 +49,7 @@ def _rooflines(report: Report, ids: Mapping[str, str]) -> Iterator[str]:
         if len(report.targets) > 1:
             yield f"<h3>{words(target.name)}: {words(target.device)}</h3>"
         if placed:
-            yield '<p class="note">Each dot is an entry\'s winner. Point at one, or reach it by Tab and arrow keys, for its figures; follow it to its candidates.</p>'
+            yield f'<p class="note">{_DOTS}</p>'
             yield _wide(roofline(placed, ids), "")
         if others := [entry for entry in entries if not has_place(entry) and entry.roofline]:
             told = "; ".join(f'<a href="#{ids[entry.name]}">{words(entry.name)}</a> {_bandwidth(entry)}' for entry in others[:12])
@@ -93,7 +96,8 @@ def _changes(report: Report) -> Iterator[str]:
         body = "\n".join(map(_change, rows[:_MOST_CHANGES]))
         more = f'<p class="note">{len(rows) - _MOST_CHANGES} more.</p>' * (len(rows) > _MOST_CHANGES)
         yield f"<details><summary>{counted(len(rows), 'entry', 'entries')} with another input, time or verdict</summary>"
-        yield f'<div class="wide" tabindex="0" role="group" aria-label="Changes"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>{more}</details>'
+        yield '<div class="wide" tabindex="0" role="group" aria-label="Changes">'
+        yield f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>{more}</details>"
 
 
 def _change(entry: Entry) -> str:
@@ -121,7 +125,8 @@ def _others(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"<h3>{words(name)}</h3>{_wide(ratios(found, label, 'ours is slower', 'ours is faster'), f'{label}, both of one race.')}"
     if not names and any(entry.run_secs for entry in entries):
         yield "<p>No time of a vendor's library or of TVM's default schedules is known. These are raced with ours, and shown here, by</p>"
-        yield "<pre>kerneldecl compare --policies auto,library,default --json &gt; searches.json\nkerneldecl report --searches searches.json</pre>"
+        yield "<pre>kerneldecl compare --policies auto,library,default --json &gt; searches.json\n"
+        yield "kerneldecl report --searches searches.json</pre>"
 
 
 def _models(entries: Sequence[Entry]) -> Iterator[str]:
@@ -142,7 +147,8 @@ def _history(report: Report) -> str:
     found = courses(report.entries)
     if len(report.revisions) < 2 or not found:
         return ""
-    caption = f"Times in {counted(len(report.revisions) - 1, 'git revision')} of workloads.lock and now, each entry's relative to its first: below 1 it has become faster."
+    count = counted(len(report.revisions) - 1, "git revision")
+    caption = f"Times in {count} of workloads.lock and now, each entry's relative to its first: below 1 it has become faster."
     return _wide(history(found, report.revisions), caption)
 
 
@@ -159,5 +165,6 @@ def _build(report: Report) -> str:
         return ""
     failed = sum(each.has_failed for each in report.built.busy)
     ending = f", ended by {report.built.failure}" if report.built.failure else ""
-    told = f"{duration(report.built.secs)}, {counted(len(report.built.busy), 'request')}, {failed} failed{ending}. Filled is busy; compiling, asking policies and measuring have an ink each."
+    told = f"{duration(report.built.secs)}, {counted(len(report.built.busy), 'request')}, {failed} failed{ending}."
+    told += " Filled is busy; compiling, asking policies and measuring have an ink each."
     return _wide(timeline(report.built), told)

@@ -13,6 +13,8 @@ from kerneldecl.report.scale import Linear, Log
 
 LETTER = 6.4
 """Width of a letter in a drawing, on average."""
+BOLD_LETTER = 7.2
+TIMES = "\N{MULTIPLICATION SIGN}"
 Point = tuple[float, float]
 Axis = Linear | Log
 
@@ -25,6 +27,11 @@ def number(value: float) -> str:
 def words(value: str) -> str:
     """Return text as HTML: names may be anybody's."""
     return escape(printable(value))
+
+
+def shortened(name: str, letters: int) -> str:
+    """Return a name of so many letters at most: what differs between entries of one name stands at its end."""
+    return name if len(name) <= letters else f"{name[: letters // 2]}…{name[-(letters // 2) + 1 :]}"
 
 
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "") -> str:

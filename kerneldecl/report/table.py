@@ -36,7 +36,7 @@ def _head(name: str, is_number: bool) -> str:
 
 
 def _row(entry: Entry, anchor: str, whose: Sequence[str], *, has_before: bool) -> Iterator[str]:
-    yield f'<tr id="{anchor}"><th scope="row"><button type="button" aria-expanded="false">{words(entry.name)}</button></th>'
+    yield f'<tr id="{anchor}"><th scope="row"><button type="button" aria-expanded="false">{_breaking(entry.name)}</button></th>'
     yield _figure(f"{entry.run_secs:.4g}", duration(entry.run_secs)) if entry.run_secs else _figure("", "")
     yield _share(entry)
     if has_before:
@@ -50,6 +50,11 @@ def _row(entry: Entry, anchor: str, whose: Sequence[str], *, has_before: bool) -
     ratios = {other.name: other.secs / other.our_secs for other in entry.others}
     yield from (_figure(f"{ratios[name]:.4f}", f"{ratios[name]:.2f}") if name in ratios else _figure("", "") for name in whose)
     yield f"<td>{words(entry.policy)}</td><td>{words(_remarks(entry))}</td></tr>"
+
+
+def _breaking(name: str) -> str:
+    """Return a name that may go on in the next line behind a comma."""
+    return words(name).replace(",", ",<wbr>")
 
 
 def _figure(value: str, shown: str, kind: str = "") -> str:
