@@ -125,7 +125,7 @@ def _judge(hint: Any) -> Callable[[Any], bool]:
     origin, args = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         fields = tuple((name, _judge(of)) for name, of in _hints(hint).items())
-        return lambda value: isinstance(value, hint) and all(judge(getattr(value, name)) for name, judge in fields)
+        return lambda value: isinstance(value, hint) and _have_types(value, fields)
     if origin is tuple:
         return _judge_of_tuples(args)
     if origin in {Union, types.UnionType}:
@@ -138,9 +138,19 @@ def _judge(hint: Any) -> Callable[[Any], bool]:
     return (lambda value: type(value) in allowed) if isinstance(hint, type) else lambda _: True
 
 
+def _have_types(value: Any, fields: Iterable[tuple[str, Callable[[Any], bool]]]) -> bool:
+    for name, judge in fields:  # noqa: SIM110  a generator for each value takes longer than its judges
+        if not judge(getattr(value, name)):
+            return False
+    return True
+
+
 def _judge_of_tuples(args: tuple[Any, ...]) -> Callable[[Any], bool]:
     if args[1:] != (Ellipsis,):
         judges = tuple(map(_judge, args))
+        if len(judges) == 2:
+            first, second = judges
+            return lambda value: isinstance(value, tuple) and len(value) == 2 and first(value[0]) and second(value[1])
         return lambda value: (
             isinstance(value, tuple) and len(value) == len(judges) and all(judge(item) for judge, item in zip(judges, value, strict=True))
         )

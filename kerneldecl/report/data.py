@@ -85,6 +85,8 @@ class Target:
     name: str
     device: str
     """The device's own name, or the arch's."""
+    is_warm: bool = False
+    """Whether its caches are warm while kernels are timed."""
 
 
 @dataclass(frozen=True)

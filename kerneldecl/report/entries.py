@@ -44,7 +44,7 @@ def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
     found = replace(
         found,
         roofline=roofline_of(plan),
-        dtype=plan.lowered.space.dtype,
+        dtype=plan.lowered.dtype,
         is_measured=tuned.is_measured,
         policy=tuned.policy,
         timing=timing_in_words(plan.arch.kind, plan.workload.timing),
@@ -109,16 +109,19 @@ def _others(tuned: TuneResult, trials: Sequence[Trial], policy_of: Mapping[Candi
     """Yield the fastest candidates that are not ours, beside the fastest of ours."""
     best: dict[str, float] = {}
     for trial in trials:
-        whose = OTHERS.get(policy_of[trial.candidate], "")
-        if trial.samples:
+        whose = OTHERS.get(policy_of[trial.candidate])
+        if whose and trial.samples:
             best[whose] = min(trial.run_secs, best.get(whose, trial.run_secs))
-    ours = best.pop("", tuned.run_secs)
-    yield from (Other(name, secs, ours) for name, secs in best.items())
+    ours = (trial.run_secs for trial in trials if best and trial.samples and policy_of[trial.candidate] not in OTHERS)
+    fastest = min(ours, default=tuned.run_secs)
+    yield from (Other(name, secs, fastest) for name, secs in best.items())
 
 
 def _conditions(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
-    return tuple((name, str(tuned.provenance[name])) for name in ("gpu", "cpu", "driver", "clocks", "date") if tuned.provenance.get(name))
+    return tuple((name, str(tuned.provenance[name])) for name in ("gpu", "host", "driver", "clocks", "date") if tuned.provenance.get(name))
 
 
 def _short(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    if not isinstance(value, tuple | list):
+        return str(value)
+    return ("," if any(isinstance(item, str) for item in value) else "x").join(map(str, value))

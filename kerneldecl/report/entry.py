@@ -58,7 +58,8 @@ def _candidates(entry: Entry) -> Iterator[str]:
 
 def _table(measured: Sequence[Tried]) -> Iterator[str]:
     shared, names, rows = folded([each.trial.candidate for each in measured])
-    fastest = min(each.trial.run_secs for each in measured)
+    # Among those that came to the final; of the others a few samples may say less.
+    fastest = min(each.trial.run_secs for place, each in enumerate(measured) if each.is_tied or not place)
     ties = sum(each.is_tied for each in measured)
     note = f"The band is the {NOISE:.1%} from the fastest median on that noise can hide"
     note += f"; = marks {ties} that noise cannot tell apart, of which the policy's first wins." if ties > 1 else "."
@@ -90,13 +91,15 @@ def _bytes(count: int) -> str:
 
 def strip(samples: Sequence[float], fastest: float) -> str:
     """Return samples as dots on a line with the tie band and their median, as SVG; where the median is beyond its end, by how much."""
-    x = Linear(fastest * 0.99, fastest * _REACH, 0.0, _STRIP)
+    x = Linear(fastest * 0.985, fastest * _REACH, 0.0, _STRIP)
     left, right = number(x(fastest)), number(x(fastest * (1 + NOISE)))
     band = f'<path class="tie" d="M{left} 0H{right}V{number(_ROW)}H{left}z"/>'
     head = f'<svg viewBox="0 0 {number(_STRIP)} {number(_ROW)}" width="{number(_STRIP)}" height="{number(_ROW)}" aria-hidden="true">{band}'
     middle = median(samples)
-    if middle > fastest * _REACH:
+    if middle > x.high:
         return f'{head}<text x="{number(_STRIP - 2)}" y="14" text-anchor="end" class="tick">{middle / fastest:.2f}{TIMES} →</text></svg>'
+    if middle < x.low:
+        return f'{head}<text x="2" y="14" class="tick">← {middle / fastest:.2f}{TIMES}</text></svg>'
     near = [x(each) for each in samples[:_MOST_SAMPLES] if x.low <= each <= x.high]
     spots = "".join(f"M{at:.0f} 10h0" for at in near)
     return f'{head}<path class="sample" d="{spots}"/><path class="middle" d="M{x(middle):.0f} 3v14"/></svg>'

@@ -66,7 +66,7 @@ def gather(workspace: Workspace, plans: Sequence[EntryPlan], lines: Sequence[Lin
     archs = {plan.workload.target: plan.arch for plan in plans}
     return Report(
         title=f"{declaration.artifact} {declaration.version}",
-        targets=tuple(Target(name, arch.model or arch.name) for name, arch in archs.items()),
+        targets=tuple(Target(name, arch.model or arch.name, arch.kind == "cpu") for name, arch in archs.items()),
         entries=tuple(told),
         against=against,
         gone=tuple(each.name for each in compared if each.after is None and each.name.rpartition("@")[2] in archs),

@@ -5,6 +5,7 @@ Knows nothing of how times were measured. Williams, Waterman, Patterson, "Roofli
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from kerneldecl.diagnostics.units import amount, duration
@@ -15,6 +16,8 @@ from kerneldecl.report.svg import BOLD_LETTER, LETTER, Point, across, drawing, l
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 940.0, 480.0, 90.0, 16.0, 20.0, 44.0
 _LINE = 13.0
 """Height of a line of text."""
+_MOST_TRIES = 8
+"""Entries of one name beside which there may be room for it."""
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
@@ -63,7 +66,8 @@ def _label(entry: Entry) -> str:
 
 def _roofs(x: Log, y: Log, bandwidth: float, peaks: Mapping[float, Sequence[str]]) -> Iterator[str]:
     top = max(peaks)
-    yield path([(x(x.low), y(x.low * bandwidth)), (x(top / bandwidth), y(top))], "roof")
+    start = max(x.low, y.low / bandwidth)
+    yield path([(x(start), y(start * bandwidth)), (x(top / bandwidth), y(top))], "roof")
     for peak, (left, baseline, _, _), label in zip(peaks, _roof_boxes(x, y, bandwidth, peaks), _roof_labels(peaks), strict=False):
         yield line((x(max(peak / bandwidth, x.low)), y(peak)), (x.end, y(peak)), "roof" if peak == top else "roof low")
         yield text(left, baseline + _LINE - 3, label, "roofname")
@@ -83,7 +87,8 @@ def _roof_boxes(x: Log, y: Log, bandwidth: float, peaks: Mapping[float, Sequence
     ]
     top = max(peaks)
     steep = (y(x.low * bandwidth) - y(top)) / (x(top / bandwidth) - x.start)
-    at = x.low * (top / bandwidth / x.low) ** 0.45
+    start = max(x.low, y.low / bandwidth)
+    at = start * (top / bandwidth / start) ** 0.45
     left = x(at) - LETTER * len(f"{amount(bandwidth, 'B/s')} DRAM") - 10
     slope = [(x(x.low) + step, y(x.low * bandwidth) - step * steep) for step in range(0, int(x(top / bandwidth) - x.start), 8)]
     pieces = [(across - 4, up - 4 * steep, across + 4, up + 4 * steep) for across, up in slope]
@@ -94,12 +99,15 @@ def _names(entries: Sequence[Entry], placed: Mapping[str, Point], taken: Sequenc
     """Yield names beside dots, of the furthest from their roofs first, each once and where there is room."""
     boxes = [*taken, *((x - 5, y - 5, x + 5, y + 5) for x, y in placed.values())]
     named: set[str] = set()
+    tried: Counter[str] = Counter()
     for entry in sorted(entries, key=lambda entry: entry.share or 0.0):
         name = entry.name.partition("@")[0].partition("[")[0]
-        box = next(
-            (box for box in _beside(placed[entry.name], BOLD_LETTER * len(name)) if not any(_overlap(box, other) for other in boxes)), None
-        )
-        if name not in named and box:
+        if name in named or tried[name] == _MOST_TRIES:
+            continue
+        spots = _beside(placed[entry.name], BOLD_LETTER * len(name))
+        box = next((box for box in spots if not any(_overlap(box, other) for other in boxes)), None)
+        tried[name] += 1
+        if box:
             named.add(name)
             boxes.append(box)
             yield text(box[0], box[3] - 3, name, "name")

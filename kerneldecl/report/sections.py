@@ -11,10 +11,11 @@ from kerneldecl.compare.verdict import Verdict
 from kerneldecl.diagnostics.units import amount, counted, duration
 from kerneldecl.report import models
 from kerneldecl.report.data import Entry, Report
+from kerneldecl.report.entries import OTHERS
 from kerneldecl.report.history import courses, history
 from kerneldecl.report.ratios import Ratio, ratios
 from kerneldecl.report.roofline import has_place, roofline
-from kerneldecl.report.searches import found_after, searches
+from kerneldecl.report.searches import searched, searches
 from kerneldecl.report.svg import words
 from kerneldecl.report.timeline import timeline
 
@@ -26,6 +27,9 @@ _ALWAYS = 0.002
 
 
 _DOTS = "Each dot is an entry's winner. Point at one, or reach it by Tab and arrow keys, for its figures; follow it to its candidates."
+
+
+_WARM = "Caches are warm on a CPU: kernels whose arrays fit into them pass the line of the memory."
 
 
 def sections(report: Report, ids: Mapping[str, str]) -> list[Section]:
@@ -51,6 +55,8 @@ def _rooflines(report: Report, ids: Mapping[str, str]) -> Iterator[str]:
         if placed:
             yield f'<p class="note">{_DOTS}</p>'
             yield _wide(roofline(placed, ids), "")
+        if placed and target.is_warm:
+            yield f'<p class="note">{_WARM}</p>'
         if others := [entry for entry in entries if not has_place(entry) and entry.roofline]:
             told = "; ".join(f'<a href="#{ids[entry.name]}">{words(entry.name)}</a> {_bandwidth(entry)}' for entry in others[:12])
             more = f"; and {len(others) - 12} more" * (len(others) > 12)
@@ -121,8 +127,10 @@ def _others(entries: Sequence[Entry]) -> Iterator[str]:
             Ratio(entry.name.partition("@")[0], other.secs / other.our_secs, f"{duration(other.secs)} / {duration(other.our_secs)}")
             for entry, other in pairs
         ]
-        label = f"Time of {name}, divided by ours"
-        yield f"<h3>{words(name)}</h3>{_wide(ratios(found, label, 'ours is slower', 'ours is faster'), f'{label}, both of one race.')}"
+        whose = OTHERS.get(name, name)
+        label = f"Time of {whose}, divided by ours"
+        yield f"<h3>{words(whose[0].upper() + whose[1:])}</h3>"
+        yield _wide(ratios(found, label, "ours is slower", "ours is faster"), f"{label}, both of one race.")
     if not names and any(entry.run_secs for entry in entries):
         yield "<p>No time of a vendor's library or of TVM's default schedules is known. These are raced with ours, and shown here, by</p>"
         yield "<pre>kerneldecl compare --policies auto,library,default --json &gt; searches.json\n"
@@ -153,11 +161,13 @@ def _history(report: Report) -> str:
 
 
 def _searches(entries: Sequence[Entry]) -> str:
-    found = found_after(entries)
+    found = searched(entries)
     if not found:
         return ""
     count = sum(map(len, found.values()))
-    return _wide(searches(found), f"Best time known in {counted(count, 'search', 'searches')}, relative to the best that each came to.")
+    return _wide(
+        searches(found), f"Best time known in {counted(count, 'search', 'searches')}, relative to the best of any search of the entry."
+    )
 
 
 def _build(report: Report) -> str:

@@ -5,6 +5,7 @@ Knows nothing of what is drawn. Places are in CSS pixels, from the upper left co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
@@ -24,8 +25,9 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def words(value: str) -> str:
-    """Return text as HTML: names may be anybody's."""
+    """Return text as HTML: names may be anybody's. Cells of tables are the same few thousand."""
     return escape(printable(value))
 
 
@@ -66,6 +68,16 @@ def link(name: str, at: Point, label: str, kind: str) -> str:
     """Return a dot that leads to an entry; the page says its label where it is pointed at or has the focus."""
     place = f'cx="{number(at[0])}" cy="{number(at[1])}"'
     return f'<a href="#{name}" aria-label="{words(label)}"><circle class="{kind}" {place} r="4"/></a>'
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Return places that leave a gap between neighbours, each as near to where it was as those above allow."""
+    moved: dict[int, float] = {}
+    last = float("-inf")
+    for at in sorted(range(len(places)), key=lambda at: places[at]):
+        last = moved[at] = max(places[at], last + gap)
+    excess = max(0.0, last - max(places)) / 2
+    return [moved[at] - excess for at in range(len(places))]
 
 
 def drawing(size: Point, label: str, parts: Iterable[str], *, has_links: bool = False) -> str:

@@ -65,7 +65,7 @@ def _share(entry: Entry) -> str:
     share = entry.share
     if share is None:
         return '<td data-v=""></td>'
-    return f'<td class="figure" data-v="{share:.4f}"><i class="bar" style="--w:{min(share, 1):.0%}"></i>{share:.0%}</td>'
+    return f'<td class="figure" data-v="{share:.4f}"><i class="bar" style="--w:{min(share, 1):.0%}"></i><span>{share:.0%}</span></td>'
 
 
 def _remarks(entry: Entry) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from kerneldecl.diagnostics.units import duration
+from kerneldecl.diagnostics.units import counted, duration
 from kerneldecl.report.data import Built, Busy
 from kerneldecl.report.scale import Linear
-from kerneldecl.report.svg import TIMES, across, drawing, number, text
+from kerneldecl.report.svg import across, drawing, number, text
 
-WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 940.0, 150.0, 130.0, 10.0, 22.0, 30.0
+WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 940.0, 150.0, 170.0, 10.0, 22.0, 30.0
 KINDS = ("compile", "policy", "measure")
 """First words of processes that have an ink of their own."""
 _MOST_ROWS = 40
@@ -40,7 +40,7 @@ def timeline(built: Built) -> str:
             text(LEFT - 10, y + 15, _named(process, by_process), "row", "end"),
             f'<path class="idle" d="M{number(x.start)} {number(y + 11)}H{number(x.end)}"/>',
             f'<path class="busy {kind if kind in KINDS else "other"}" d="{"".join(_pieces(busy, x, y + 5))}"/>',
-            text(WIDTH - RIGHT + 12, y + 15, f"busy {part:.0%}, {len(busy)} {TIMES}", "row"),
+            text(WIDTH - RIGHT + 12, y + 15, f"busy {part:.0%}, {counted(len(busy), 'request')}", "row"),
         ]
     if left_out:
         parts.append(text(LEFT, bottom + FOOT + 8, f"{left_out} more processes", "tick"))

@@ -88,6 +88,13 @@ class Lowered:
                 raise TypeError(wrong)
             return space
 
+    @property
+    def dtype(self) -> str:
+        """What the first input is read as (`IterSpace.dtype`), without reading the rest of the space."""
+        with _as_recorded("iteration space is"):
+            first, blocks = self.space_json["inputs"][:1], self.space_json["blocks"]
+            return str(next((read["dtype"] for block in blocks for read in block["reads"] if read["operand"] in first), "float32"))
+
     def described(self) -> list[tuple[str, str]]:
         """Return all but iteration space and names as pairs: what an artifact's manifest says of the computation."""
         scalars = self.json.parsed if type(self.json) is Fields else self.json
