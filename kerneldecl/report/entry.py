@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kerneldecl.diagnostics.units import amount, counted, duration
-from kerneldecl.model import Candidate
+from kerneldecl.model import Candidate, shown_value
 from kerneldecl.report.data import Entry, Revision, Tried
 from kerneldecl.report.scale import Linear
 from kerneldecl.report.searches import own_search
@@ -19,7 +19,6 @@ from kerneldecl.tuning.race import NOISE
 _STRIP, _ROW = 220.0, 20.0
 _REACH = 1.08
 """Strips end at this factor of the fastest: candidates that are slower did not come near the final."""
-_MOST_SAMPLES = 60
 
 
 def detail(entry: Entry, revisions: Sequence[Revision]) -> str:
@@ -100,27 +99,26 @@ def strip(samples: Sequence[float], fastest: float) -> str:
         return f'{head}<text x="{number(_STRIP - 2)}" y="14" text-anchor="end" class="tick">{middle / fastest:.2f}{TIMES} →</text></svg>'
     if middle < x.low:
         return f'{head}<text x="2" y="14" class="tick">← {middle / fastest:.2f}{TIMES}</text></svg>'
-    near = [x(each) for each in samples[:_MOST_SAMPLES] if x.low <= each <= x.high]
-    spots = "".join(f"M{at:.0f} 10h0" for at in near)
+    near = dict.fromkeys(round(x(each)) for each in samples if x.low <= each <= x.high)
+    spots = "".join(f"M{at} 10h0" for at in near)
     return f'{head}<path class="sample" d="{spots}"/><path class="middle" d="M{x(middle):.0f} 3v14"/></svg>'
 
 
 def folded(candidates: Sequence[Candidate]) -> tuple[str, list[str], list[list[str]]]:
     """Return what candidates share as a sentence, the names of the columns in which they differ, and their cells."""
-    templates = list(dict.fromkeys(each.template for each in candidates))
-    cells = [dict(pair.partition("=")[::2] for pair in str(each).partition("(")[2][:-1].split()) for each in candidates]
-    names = list(dict.fromkeys(name for each in cells for name in each))
-    differing = [name for name in names if len({each.get(name) for each in cells}) > 1]
-    same = " ".join(f"{name}={cells[0][name]}" for name in names if name not in differing)
+    templates = {each.template for each in candidates}
+    params = [dict(each.params) for each in candidates]
+    names = list(dict.fromkeys(name for each in params for name in each))
+    differing = [name for name in names if len({each.get(name) for each in params}) > 1]
+    same = " ".join(f"{name}={shown_value(params[0][name])}" for name in names if name not in differing)
+    cells = [[shown_value(each[name]) if name in each else "" for name in differing] for each in params]
     if len(templates) == 1:
-        shared = f"All are {templates[0]} with {same}. " if same else f"All are {templates[0]}. "
-        return shared, differing, [[each.get(name, "") for name in differing] for each in cells]
-    shared = f"All have {same}. " if same else ""
+        return f"All are {templates.pop()}{f' with {same}' * bool(same)}. ", differing, cells
     rows = [
-        [each.template, " ".join(f"{name}={of[name]}" for name in differing if name in of)]
-        for each, of in zip(candidates, cells, strict=True)
+        [each.template, " ".join(f"{name}={cell}" for name, cell in zip(differing, row, strict=True) if cell)]
+        for each, row in zip(candidates, cells, strict=True)
     ]
-    return shared, ["template", "parameters"], rows
+    return f"All have {same}. " * bool(same), ["template", "parameters"], rows
 
 
 def _searches(entry: Entry) -> Iterator[str]:

@@ -5,7 +5,6 @@ Knows nothing of how times were measured. Williams, Waterman, Patterson, "Roofli
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from kerneldecl.diagnostics.units import amount, duration
@@ -16,8 +15,8 @@ from kerneldecl.report.svg import BOLD_LETTER, LETTER, Point, across, drawing, l
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 940.0, 480.0, 90.0, 16.0, 20.0, 44.0
 _LINE = 13.0
 """Height of a line of text."""
-_MOST_TRIES = 8
-"""Entries of one name beside which there may be room for it."""
+_MOST_NAMES = 30
+_CELL = 4
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
@@ -97,20 +96,24 @@ def _roof_boxes(x: Log, y: Log, bandwidth: float, peaks: Mapping[float, Sequence
 
 def _names(entries: Sequence[Entry], placed: Mapping[str, Point], taken: Sequence[Box]) -> Iterator[str]:
     """Yield names beside dots, of the furthest from their roofs first, each once and where there is room."""
-    boxes = [*taken, *((x - 5, y - 5, x + 5, y + 5) for x, y in placed.values())]
+    full = {cell for box in (*taken, *((x - 5, y - 5, x + 5, y + 5) for x, y in placed.values())) for cell in _cells(box)}
     named: set[str] = set()
-    tried: Counter[str] = Counter()
     for entry in sorted(entries, key=lambda entry: entry.share or 0.0):
         name = entry.name.partition("@")[0].partition("[")[0]
-        if name in named or tried[name] == _MOST_TRIES:
+        if name in named or len(named) == _MOST_NAMES:
             continue
         spots = _beside(placed[entry.name], BOLD_LETTER * len(name))
-        box = next((box for box in spots if not any(_overlap(box, other) for other in boxes)), None)
-        tried[name] += 1
+        box = next((box for box in spots if full.isdisjoint(_cells(box))), None)
         if box:
             named.add(name)
-            boxes.append(box)
+            full.update(_cells(box))
             yield text(box[0], box[3] - 3, name, "name")
+
+
+def _cells(box: Box) -> list[tuple[int, int]]:
+    """Return the squares of a grid that a box touches."""
+    left, top, right, bottom = (int(side // _CELL) for side in box)
+    return [(across, down) for across in range(left, right + 1) for down in range(top, bottom + 1)]
 
 
 def _beside(at: Point, width: float) -> Iterator[Box]:
@@ -126,7 +129,3 @@ def _beside(at: Point, width: float) -> Iterator[Box]:
     ):
         if left + width < WIDTH - RIGHT and left > LEFT and top + _LINE < HEIGHT - BOTTOM:
             yield left, top, left + width, top + _LINE
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
