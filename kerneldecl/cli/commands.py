@@ -34,6 +34,8 @@ from kerneldecl.cli.model import extract, verify
 from kerneldecl.cli.new import new
 from kerneldecl.cli.options import Settings
 from kerneldecl.cli.package import pull, push
+from kerneldecl.cli.top import top
+from kerneldecl.cli.watch import watch
 from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
@@ -139,7 +141,7 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
 _COMMANDS = (
     *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, report, schema),
-    *(show, verify, why),
+    *(show, top, verify, watch, why),
     *(bench, compile_command, run_command),
     *(archs, completion, policies, rules, templates),
 )
