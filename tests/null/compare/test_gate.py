@@ -14,11 +14,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from support.fakes import FakeRunner
 from support.git import git
+from support.slower import slow_down
 from support.spaces import FAKES, Space
 
 from kerneldecl.errors import ExitCode
-from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.store.record_text import record_bytes
 
 
 @pytest.fixture(scope="module")
@@ -39,26 +38,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Space:
 def space(pristine: Space, tmp_path: Path) -> Space:
     subprocess.run(["cp", "-r", str(pristine.root), str(tmp_path / "space")], check=True)
     return Space(tmp_path / "space")
-
-
-def slow_down(space: Space, entry: str, factor: float, isolated: float = 1.0) -> None:
-    """Rewrite the record of an entry as if its winner took longer, and the lock with it; and by another factor where it is isolated."""
-    lock = space.read("workloads.lock")
-    block = next(block for block in lock.split("\n\n") if f'name = "{entry}"' in block)
-    key = block.partition('key = "')[2].partition('"')[0]
-    store = LocalStore(space.root / "cache")
-    record = store.read("tune", key, is_local=False)
-    assert isinstance(record, Record)
-    result = json.loads(json.dumps(dict(record.result)))
-    old_us = result["run_secs"] * 1e6
-    result["run_secs"] = float(f"{result['run_secs'] * factor:.4g}")
-    result["trials"][0]["samples"] = [secs * factor for secs in result["trials"][0]["samples"]]
-    timings = result["trials"][0]["timings"]
-    timings["isolated"] = [secs * isolated for secs in timings["isolated"]]
-    store.record_path("tune", key, is_local=False).write_bytes(record_bytes("tune", record.manifest, result))
-    changed = block.replace(f"time_us = {old_us:.4g}", f"time_us = {result['run_secs'] * 1e6:.4g}")
-    assert changed != block
-    space.write({"workloads.lock": lock.replace(block, changed)})
 
 
 def test_a_slower_entry_fails_the_gate(space: Space) -> None:
