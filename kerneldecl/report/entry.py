@@ -50,7 +50,7 @@ def _candidates(entry: Entry) -> Iterator[str]:
         yield from _table(measured)
     if failed:
         told = [(each, each.trial.failure or "not measured") for each in failed]
-        yield f"<h4>{counted(len(failed), 'candidate')} without a time</h4><ul>"
+        yield f"<h3>{counted(len(failed), 'candidate')} without a time</h3><ul>"
         yield from (f"<li><code>{words(str(each.trial.candidate))}</code> {words(why)}</li>" for each, why in told)
         yield "</ul>"
 
@@ -123,7 +123,7 @@ def folded(candidates: Sequence[Candidate]) -> tuple[str, list[str], list[list[s
 
 def _searches(entry: Entry) -> Iterator[str]:
     if entry.searches:
-        yield f"<h4>Best time known over the seconds of its search</h4>{own_search(entry.searches)}"
+        yield f"<h3>Best time known over the seconds of its search</h3>{own_search(entry.searches)}"
 
 
 def _history(entry: Entry, revisions: Sequence[Revision]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _history(entry: Entry, revisions: Sequence[Revision]) -> Iterator[str]:
             f"<td>{words(each.digest)} {words(each.subject)}</td></tr>"
             for each, secs in changed
         )
-        yield f"<h4>Times in the lock's revisions</h4><table><tbody>{rows}</tbody></table>"
+        yield f"<h3>Times in the lock's revisions</h3><table><tbody>{rows}</tbody></table>"
 
 
 def _source(entry: Entry) -> Iterator[str]:

@@ -118,8 +118,9 @@ for (const svg of document.querySelectorAll("svg.dots")) {
   links.forEach((link, place) => link.setAttribute("tabindex", place ? "-1" : "0"));
   svg.addEventListener("pointermove", (event) => say(nearest(svg, event)));
   svg.addEventListener("pointerleave", () => say(null));
-  svg.addEventListener("focusin", (event) => say(event.target.closest("a")));
-  svg.addEventListener("focusout", () => say(null));
+  // Chromium makes an SVG that listens to the focus a stop of Tab itself.
+  svg.parentElement.addEventListener("focusin", (event) => say(event.target.closest("a")));
+  svg.parentElement.addEventListener("focusout", () => say(null));
   svg.addEventListener("click", (event) => {
     const link = nearest(svg, event);
     if (!link || event.target.closest("a")) return;

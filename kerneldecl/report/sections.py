@@ -133,7 +133,8 @@ def _others(entries: Sequence[Entry]) -> Iterator[str]:
         yield _wide(ratios(found, label, "ours is slower", "ours is faster"), f"{label}, both of one race.")
     if not names and any(entry.run_secs for entry in entries):
         yield "<p>No time of a vendor's library or of TVM's default schedules is known. These are raced with ours, and shown here, by</p>"
-        yield "<pre>kerneldecl compare --policies auto,library,default --json &gt; searches.json\n"
+        yield '<pre tabindex="0" role="group" aria-label="Commands">'
+        yield "kerneldecl compare --policies auto,library,default --json &gt; searches.json\n"
         yield "kerneldecl report --searches searches.json</pre>"
 
 

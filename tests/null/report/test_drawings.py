@@ -101,7 +101,7 @@ def test_details_hold_the_winner_ties_and_reasons_of_failures() -> None:
     html = detail(entry(tried=(*tried, failed), others=()), ())
     assert re.findall(r'class="off">(\w+)</span></th><td>', html) == ["winner", "tied"]
     assert "tiles(order=nm size=3)</code> wrong &lt;result&gt;" in html
-    assert "<h4>1 candidate without a time</h4>" in html
+    assert "<h3>1 candidate without a time</h3>" in html
 
 
 def test_entries_that_come_later_do_not_move_the_mean() -> None:
