@@ -16,7 +16,7 @@ from kerneldecl.planning.roofline import roofline_of
 from kerneldecl.report.data import Entry, Other, Tried
 from kerneldecl.store.results import Group, TuneResult
 from kerneldecl.timing import timing_in_words
-from kerneldecl.tuning.model_rank import model_rank
+from kerneldecl.tuning.model_rank import rank_of_order
 from kerneldecl.tuning.race import finalists
 
 OTHERS: Mapping[str, str] = {"library": "vendor's library", "default": "TVM's default"}
@@ -40,7 +40,9 @@ def entry_of(plan: EntryPlan, failed: Mapping[str, Any]) -> Entry:
 def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
     assert plan.lowered is not None, "what is tuned is lowered"
     trials = tuned.trials
-    policy_of = _policy_of(plan.groups, trials)
+    own = [group for group in plan.groups if group.policy == tuned.policy]
+    orders = [[proposal.candidate for proposal in group.proposals] for group in own]
+    policy_of = _policy_of(plan.groups, trials, {candidate: tuned.policy for order in orders for candidate in order})
     found = replace(
         found,
         roofline=roofline_of(plan),
@@ -53,7 +55,7 @@ def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
     if not tuned.is_measured:
         return found
     secs = {trial.candidate: trial.run_secs for trial in trials if trial.samples}
-    ranks = (model_rank(group, secs) for group in plan.groups if group.policy == tuned.policy)
+    ranks = (rank_of_order(tuned.policy, order, secs) for order in orders)
     rank = next(filter(None, ranks), None)
     return replace(
         found,
@@ -89,20 +91,18 @@ def _tried(tuned: TuneResult, trials: Sequence[Trial], policy_of: Mapping[Candid
     return tuple(Tried(trial, policy_of.get(trial.candidate, ""), id(trial) in tied) for trial in trials)
 
 
-def _policy_of(groups: Sequence[Group], trials: Sequence[Trial]) -> dict[Candidate, str]:
-    """Return the policy of each candidate: the only one that names its template, or the first that proposes it."""
-    by_template: dict[str, list[Group]] = {}
+def _policy_of(groups: Sequence[Group], trials: Sequence[Trial], own: Mapping[Candidate, str]) -> dict[Candidate, str]:
+    """Return the policy of each candidate: the winner's, if it proposes it, or the first other one that does."""
+    found = {trial.candidate: own.get(trial.candidate, "") for trial in trials}
+    waiting = {candidate for candidate, policy in found.items() if not policy}
     for group in groups:
-        for template in group.templates:
-            by_template.setdefault(template, []).append(group)
-    found: dict[Candidate, str] = {}
-    several = {group.policy: group for each in by_template.values() if len({g.policy for g in each}) > 1 for group in each}
-    listed = {policy: {proposal.candidate for proposal in group.proposals} for policy, group in several.items()}
-    for trial in trials:
-        candidates = by_template.get(trial.candidate.template, [])
-        exact = (group.policy for group in candidates if group.policy in listed and trial.candidate in listed[group.policy])
-        found[trial.candidate] = next(exact, candidates[0].policy if candidates else "")
-    return found
+        if any(candidate.template in group.templates for candidate in waiting):
+            proposed = waiting.intersection(proposal.candidate for proposal in group.proposals)
+            found |= dict.fromkeys(proposed, group.policy)
+            waiting -= proposed
+    # Of a tuner, records hold no list of what it has asked for.
+    tuners = {template: group.policy for group in reversed(groups) for template in group.templates}
+    return found | {candidate: tuners.get(candidate.template, "") for candidate in waiting}
 
 
 def _others(tuned: TuneResult, trials: Sequence[Trial], policy_of: Mapping[Candidate, str]) -> Iterator[Other]:
