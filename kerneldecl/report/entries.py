@@ -118,7 +118,8 @@ def _others(tuned: TuneResult, trials: Sequence[Trial], policy_of: Mapping[Candi
 
 
 def _conditions(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
-    return tuple((name, str(tuned.provenance[name])) for name in ("gpu", "host", "driver", "clocks", "date") if tuned.provenance.get(name))
+    device = "gpu" if tuned.provenance.get("gpu") else "host"
+    return tuple((name, str(tuned.provenance[name])) for name in (device, "driver", "clocks", "date") if tuned.provenance.get(name))
 
 
 def _short(value: Any) -> str:

@@ -22,6 +22,7 @@ from kerneldecl.report.timeline import timeline
 Section = tuple[str, str, str]
 """Anchor, title and HTML."""
 _MOST_CHANGES = 100
+_MOST_NAMED = 6
 _ALWAYS = 0.002
 """Relative change of time below which an entry is not drawn among those that changed."""
 
@@ -58,8 +59,8 @@ def _rooflines(report: Report, ids: Mapping[str, str]) -> Iterator[str]:
         if placed and target.is_warm:
             yield f'<p class="note">{_WARM}</p>'
         if others := [entry for entry in entries if not has_place(entry) and entry.roofline]:
-            told = "; ".join(f'<a href="#{ids[entry.name]}">{words(entry.name)}</a> {_bandwidth(entry)}' for entry in others[:12])
-            more = f"; and {len(others) - 12} more" * (len(others) > 12)
+            told = "; ".join(f'<a href="#{ids[entry.name]}">{words(entry.name)}</a> {_bandwidth(entry)}' for entry in others[:_MOST_NAMED])
+            more = f"; and {len(others) - _MOST_NAMED} more" * (len(others) > _MOST_NAMED)
             yield f'<p class="note">Without arithmetic, by DRAM bandwidth: {told}{more}.</p>'
         if not entries:
             yield "<p>Nothing is measured yet: <code>kerneldecl build</code> measures.</p>"

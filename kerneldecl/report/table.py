@@ -53,8 +53,8 @@ def _row(entry: Entry, anchor: str, whose: Sequence[str], *, has_before: bool) -
 
 
 def _breaking(name: str) -> str:
-    """Return a name that may go on in the next line behind a comma."""
-    return words(name).replace(",", ",<wbr>")
+    """Return a name that may go on in the next line behind a comma, or with its brackets or its target."""
+    return words(name).replace(",", ",<wbr>").replace("@", "<wbr>@").replace("[", "<wbr>[")
 
 
 def _figure(value: str, shown: str, kind: str = "") -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -17,6 +17,8 @@ from support.git import git
 from support.slower import slow_down
 from support.spaces import FAKES, Space
 
+from kerneldecl.compare import sides
+from kerneldecl.compare.sides import read_side
 from kerneldecl.errors import ExitCode
 
 
@@ -143,3 +145,18 @@ def test_a_hostile_lock_is_data(name: str, space: Space) -> None:
 def test_shares_are_checked(space: Space) -> None:
     for wrong in ("lots", "-1%", "100%"):
         assert space.command("gate", "--against", "before", f"--budget={wrong}").code == ExitCode.USAGE
+
+
+def test_of_what_is_known_no_record_is_read(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(space, "small@box", 1.5)
+    known, asked = read_side(space.root, "workloads.lock"), []
+
+    def committed(_root: Path, _revision: str, keys: Sequence[str]) -> Mapping[str, object]:
+        asked.extend(keys)
+        return {}
+
+    monkeypatch.setattr(sides, "_committed", committed)
+    found = read_side(space.root, "before", known)
+    assert asked == [known["small@box"].key], "it has another time"
+    assert [name for name in found if found[name] is known[name]] == ["large@box", "tabled@box"]
+    assert found["small@box"].run_secs == pytest.approx((known["small@box"].run_secs or 0.0) / 1.5, rel=1e-3)
