@@ -16,9 +16,12 @@ from kerneldecl.report.svg import TIMES, number, words
 from kerneldecl.timing import median
 from kerneldecl.tuning.race import NOISE
 
-_STRIP, _ROW = 220.0, 20.0
-_REACH = 1.08
-"""Strips end at this factor of the fastest: candidates that are slower did not come near the final."""
+_STRIP = Linear(0.985, 1.08, 0.0, 220.0)
+"""Axis of a candidate's samples, as multiples of the fastest: beyond its end, candidates did not come near the final."""
+_BAND = (
+    '<svg viewBox="0 0 220 20" width="220" height="20" aria-hidden="true">'
+    f'<path class="tie" d="M{number(_STRIP(1.0))} 0H{number(_STRIP(1.0 + NOISE))}V20H{number(_STRIP(1.0))}z"/>'
+)
 
 
 def detail(entry: Entry, revisions: Sequence[Revision]) -> str:
@@ -65,7 +68,7 @@ def _table(measured: Sequence[Tried]) -> Iterator[str]:
     note += " Where no error stands, today's reference has not been asked." if any(each.trial.error is None for each in measured) else ""
     has_device = any(each.trial.registers for each in measured)
     heads = ["samples", "time", "predicted", *(["reg", "smem", "spills"] if has_device else []), "error", *names]
-    yield f'<p class="note">{words(shared)}{note} A strip ends {_REACH - 1:.0%} above the fastest.</p>'
+    yield f'<p class="note">{words(shared)}{note} A strip ends {_STRIP.high - 1:.0%} above the fastest.</p>'
     yield '<div class="wide" tabindex="0" role="group" aria-label="Candidates"><table class="candidates"><thead><tr><th>'
     yield f'<span class="off">place</span></th>{"".join(f"<th>{words(head)}</th>" for head in heads)}</tr></thead><tbody>'
     for place, (each, cells) in enumerate(zip(measured, rows, strict=True)):
@@ -90,18 +93,14 @@ def _bytes(count: int) -> str:
 
 def strip(samples: Sequence[float], fastest: float) -> str:
     """Return samples as dots on a line with the tie band and their median, as SVG; where the median is beyond its end, by how much."""
-    x = Linear(fastest * 0.985, fastest * _REACH, 0.0, _STRIP)
-    left, right = number(x(fastest)), number(x(fastest * (1 + NOISE)))
-    band = f'<path class="tie" d="M{left} 0H{right}V{number(_ROW)}H{left}z"/>'
-    head = f'<svg viewBox="0 0 {number(_STRIP)} {number(_ROW)}" width="{number(_STRIP)}" height="{number(_ROW)}" aria-hidden="true">{band}'
-    middle = median(samples)
-    if middle > x.high:
-        return f'{head}<text x="{number(_STRIP - 2)}" y="14" text-anchor="end" class="tick">{middle / fastest:.2f}{TIMES} →</text></svg>'
-    if middle < x.low:
-        return f'{head}<text x="2" y="14" class="tick">← {middle / fastest:.2f}{TIMES}</text></svg>'
-    near = dict.fromkeys(round(x(each)) for each in samples if x.low <= each <= x.high)
+    middle = median(samples) / fastest
+    if middle > _STRIP.high:
+        return f'{_BAND}<text x="{number(_STRIP.end - 2)}" y="14" text-anchor="end" class="tick">{middle:.2f}{TIMES} →</text></svg>'
+    if middle < _STRIP.low:
+        return f'{_BAND}<text x="2" y="14" class="tick">← {middle:.2f}{TIMES}</text></svg>'
+    near = dict.fromkeys(round(_STRIP(each / fastest)) for each in samples if _STRIP.low <= each / fastest <= _STRIP.high)
     spots = "".join(f"M{at} 10h0" for at in near)
-    return f'{head}<path class="sample" d="{spots}"/><path class="middle" d="M{x(middle):.0f} 3v14"/></svg>'
+    return f'{_BAND}<path class="sample" d="{spots}"/><path class="middle" d="M{_STRIP(middle):.0f} 3v14"/></svg>'
 
 
 def folded(candidates: Sequence[Candidate]) -> tuple[str, list[str], list[list[str]]]:
