@@ -31,6 +31,7 @@ def roofline_of(entry: EntryPlan) -> Roofline:
     assert entry.tuned is not None, "it is tuned"
     # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
     peaks = entry.tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
-    device = dataclasses.replace(entry.arch.device, **peaks)
+    known = {field.name for field in dataclasses.fields(entry.arch.device)}
+    device = dataclasses.replace(entry.arch.device, **{name: value for name, value in peaks.items() if name in known})
     peak = device.peak_flops_per_s(entry.lowered.dtype)
     return Roofline(entry.lowered.flops, entry.lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
