@@ -64,10 +64,34 @@ def logged(report: Report, cache: Path, events: Path | None) -> Iterator[Report]
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a log as far as they are whole: a build may be at work, or was killed."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    return Tail(path).read()
+
+
+class Tail:
+    """Reads a log that grows: each time what has come since, and all of it anew where another build writes there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._first = b""
+        self._read = 0
+        self._lines: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all lines that are whole."""
+        with self._path.open("rb") as file:
+            first = file.readline()  # it has the time at which the build began
+            if first != self._first:
+                self._first, self._read, self._lines = first, 0, []
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        self._read += len(whole) + bool(whole)
+        self._lines += _parsed(whole.decode(errors="replace"))
+        return self._lines
+
+
+def _parsed(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             parsed = json.loads(line)
             if isinstance(parsed, dict) and "event" in parsed and isinstance(parsed.get("at"), int | float):
-                found.append(parsed)
-    return found
+                yield parsed
