@@ -20,6 +20,19 @@ FILE = "events.jsonl"
 """In the store's folder: the events of the last build that had anything to do."""
 SCHEMA = 1
 Line = Mapping[str, Any]
+_NUMBER, _COUNT, _TEXT, _FLAG = frozenset({int, float}), frozenset({int}), frozenset({str}), frozenset({bool})
+_FIELDS: Mapping[str, Mapping[str, frozenset[type]]] = {
+    "started": {"tune": _COUNT},
+    "begun": {"entry": _TEXT, "computation": _TEXT},
+    "step": {"entry": _TEXT, "doing": _TEXT, "done": _COUNT, "total": _COUNT},
+    "ran": {"request": _TEXT, "process": _TEXT, "began": _NUMBER, "secs": _NUMBER, "computation": _TEXT, "failure": _TEXT},
+    "finished": {"entry": _TEXT, "kind": _TEXT, "text": _TEXT, "has_failed": _FLAG},
+    "ended": {"failure": _TEXT},
+}
+"""What is read of each event."""
+_TIMES = ("at", "began", "secs", "best_secs")
+_LATEST = 1e11
+"""Seconds since the epoch, some thousand years from now: what is later is no time."""
 
 
 class EventLog:
@@ -77,7 +90,7 @@ class Tail:
         self._lines: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all lines that are whole."""
+        """Return all lines that are whole and sound."""
         with self._path.open("rb") as file:
             first = file.readline()  # it has the time at which the build began
             if first != self._first:
@@ -93,5 +106,18 @@ def _parsed(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             parsed = json.loads(line)
-            if isinstance(parsed, dict) and "event" in parsed and isinstance(parsed.get("at"), int | float):
+            if isinstance(parsed, dict) and _is_event(parsed):
                 yield parsed
+
+
+def _is_event(line: Line) -> bool:
+    """Say whether a line has the fields of its event, each of its type: what is read may be of another version, or nobody's."""
+    if not isinstance(line.get("event"), str) or "at" not in line:
+        return False
+    fields = _FIELDS.get(line["event"], {})
+    has_fields = all(type(line.get(name)) in types for name, types in fields.items())
+    return has_fields and all(_is_time(line.get(name, 0)) for name in _TIMES)
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in _NUMBER and 0 <= value < _LATEST  # type: ignore[operator]  # just checked
