@@ -365,7 +365,7 @@ class Candidate:
 
     def __str__(self) -> str:
         """Return the candidate in one line: `cpu_matmul(m=14 n=32)`."""
-        return f"{self.template}({' '.join(f'{name}={_shown(value)}' for name, value in self.params)})"
+        return f"{self.template}({' '.join(f'{name}={shown_value(value)}' for name, value in self.params)})"
 
     def to_json(self) -> dict[str, object]:
         return {"template": self.template, "params": dict(self.params)}
@@ -420,18 +420,18 @@ class Trial:
         return median(self.samples)
 
 
-def _shown(value: Value) -> str:
+def shown_value(value: Value) -> str:
     if isinstance(value, str) and len(value) > 80:  # a trace
         return hashlib.sha256(value.encode()).hexdigest()[:8]
-    return "x".join(map(_shown, value)) or "none" if isinstance(value, tuple) else str(value).lower()
+    return "x".join(map(shown_value, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 
 def frozen(value: object) -> Value:
     """Return a TOML or JSON value with every list turned into a tuple; raise TypeError for what is no Value."""
-    if isinstance(value, list | tuple):
-        return tuple(frozen(item) for item in value)
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(item) for item in value)
     raise TypeError(f"{type(value).__name__} is not a value of an attribute")
 
 

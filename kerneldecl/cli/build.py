@@ -203,7 +203,7 @@ def _export_spans(cache: Path) -> None:
 
     if otel.is_wanted():
         from kerneldecl.cli.event_log import FILE, read_log
-        from kerneldecl.cli.spans import spans
+        from kerneldecl.report.spans import spans
 
         if problem := otel.export(spans(read_log(cache / FILE))):
             click.echo(f"note: {problem}", err=True)

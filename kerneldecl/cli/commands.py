@@ -26,6 +26,7 @@ from kerneldecl.cli.deploy import bench, compile_command
 from kerneldecl.cli.deploy import run as run_command
 from kerneldecl.cli.export import export
 from kerneldecl.cli.gate import diff, gate
+from kerneldecl.cli.html_report import report
 from kerneldecl.cli.inspect import check, plan, query, show, why
 from kerneldecl.cli.log import log
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
@@ -33,6 +34,8 @@ from kerneldecl.cli.model import extract, verify
 from kerneldecl.cli.new import new
 from kerneldecl.cli.options import Settings
 from kerneldecl.cli.package import pull, push
+from kerneldecl.cli.top import top
+from kerneldecl.cli.watch import watch
 from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
@@ -137,8 +140,8 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
 
 _COMMANDS = (
-    *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, schema),
-    *(show, verify, why),
+    *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, report, schema),
+    *(show, top, verify, watch, why),
     *(bench, compile_command, run_command),
     *(archs, completion, policies, rules, templates),
 )

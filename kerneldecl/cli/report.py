@@ -5,10 +5,9 @@ Knows nothing of terminals, exit codes or of how results were obtained.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerneldecl.cli.steps import Steps
 from kerneldecl.cli.summary import TRY_AGAIN
@@ -19,6 +18,7 @@ from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.planning.roofline import Roofline, roofline_of
 from kerneldecl.stages.suspect import why_suspect
 from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
@@ -163,26 +163,6 @@ def _idea_json(source: Mapping[str, str], names: Mapping[str, str]) -> Json:
     """Return where a winner's configuration was measured first; with the entry, where that is declared here."""
     entry = names.get(source.get("record", ""), "")
     return {**source, **({"entry": entry} if entry else {})}
-
-
-class Roofline(NamedTuple):
-    """What bounds a kernel: its work, and the device's rates."""
-
-    flops: float
-    least_bytes: float
-    peak_flops_per_s: float
-    dram_bytes_per_s: float
-
-
-def roofline_of(entry: EntryPlan) -> Roofline:
-    """Return what bounds a tuned entry's kernel."""
-    assert entry.lowered is not None, "what is tuned is lowered"
-    assert entry.tuned is not None, "it is tuned"
-    # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
-    peaks = entry.tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
-    device = dataclasses.replace(entry.arch.device, **peaks)
-    peak = device.peak_flops_per_s(entry.lowered.space.dtype)
-    return Roofline(entry.lowered.flops, entry.lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
 
 
 def _first_reason(entry: EntryPlan) -> str:
