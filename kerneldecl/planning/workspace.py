@@ -19,7 +19,7 @@ from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.planning.sources import Named
 from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
-from kerneldecl.plugins.find import shown_in
+from kerneldecl.plugins.find import PACKAGE, shown_in
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.plugins.policy_order import is_tuner, policies_behind, ranking_policies, reads_records
 from kerneldecl.rule import WorkspaceFile
@@ -158,7 +158,9 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     of_policies = (files for several in plugins.values() for files in several.values())
     own = {file for files in (*of_policies, *templates) for file in files if file.is_relative_to(root)}
     files_of_entries = (*rules.values(), *custom_kernels.values())
-    extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
+    # A checkout is a workspace that holds kerneldecl itself, of which no snapshot has a copy: the machine's stamp lists it.
+    elsewhere = (file for files in files_of_entries for file in files if not file.is_relative_to(PACKAGE))
+    extra = {root / path for _, path in paths} | {*elsewhere} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
     return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files, behind)
 
