@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,10 @@ from kerneldecl.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kerneldecl.cli.winners import Before
     from kerneldecl.planning.workspace import Workspace
     from kerneldecl.stages.session import Options
+    from kerneldecl.store.results import TuneResult
 
 _BUILD_FLAGS = (
     *("policy", "retune", "reverify", "locked", "no_measure", "require_measured"),
@@ -81,26 +84,28 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.cli import summary
     from kerneldecl.cli.event_log import logged
     from kerneldecl.cli.progress import display
+    from kerneldecl.cli.table import window
     from kerneldecl.stages.session import make_plan
     from kerneldecl.stages.suspect import suspects
 
-    asked = _asked(options)
+    asked, began = _asked(options), time.monotonic()
     with frozen_workspace(settings.root, options["policy"] or "") as opened:
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
         if options["reverify"]:
             asked = replace(asked, reverified=suspects(make_plan(workspace).entries) - asked.retuned)
+        before = _built_before(workspace, asked.retuned | asked.reverified)
         with (
             display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as shown,
             logged(shown, workspace.cache, options["events"]) as report,
             _interrupts(is_best_wanted=options["best_so_far"]) as is_interrupted,
         ):
             done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), report)
-        found = summary.build_json(done)
+        found = summary.build_json(done, time.monotonic() - began, before)
     _export_spans(workspace.cache)
     if options["as_json"] or not settings.quiet:
-        print_result(options["as_json"], found, summary.build_text)
+        print_result(options["as_json"], found, lambda told: summary.build_text(told, window()))
     if done.is_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.FAILED if done.failures else ExitCode.DONE
@@ -131,6 +136,22 @@ def _asked(options: Mapping[str, Any]) -> Options:
         patience_secs=options["patience"],
         overwrite=options["overwrite"],
     )
+
+
+def _built_before(workspace: Workspace, again: frozenset[str]) -> Before:
+    """Return what gives the record by which the last build has linked an entry. Those of entries to tune `again` are read now: they go."""
+    from kerneldecl.planning.last_build import FILE, read_state
+    from kerneldecl.store.local import Record
+    from kerneldecl.store.results import TuneResult
+
+    keys = read_state(workspace.cache / FILE).keys
+
+    def read(entry: str, is_local: bool) -> TuneResult | None:
+        found = workspace.store.read("tune", keys.get(entry, {}).get("tune", ""), is_local=is_local)
+        return TuneResult(found.key, found.result) if isinstance(found, Record) else None
+
+    kept = {name: read(name, is_local=True) or read(name, is_local=False) for name in again}
+    return lambda entry: kept[entry.entry] if entry.entry in kept else read(entry.entry, entry.arch.is_detected)
 
 
 @contextlib.contextmanager

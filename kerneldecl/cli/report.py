@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kerneldecl.cli.steps import Steps
-from kerneldecl.cli.summary import TRY_AGAIN
 from kerneldecl.cli.table import folded, table, wrapped
 from kerneldecl.diagnostics.units import amount, counted, duration
 from kerneldecl.model import SPECIALIZE, Trial
@@ -23,6 +22,8 @@ from kerneldecl.stages.suspect import why_suspect
 from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
 SCHEMA = 1
+TRY_AGAIN = "verdicts are remembered: `kerneldecl build --retune ENTRY` finds them out again, a higher `generation` does so for everybody"
+"""The way out for an entry whose candidates were wrong through no fault of theirs."""
 _MOST_CAUSES = 20
 """Causes of one action that `why` prints."""
 _WIDE = 120
@@ -180,7 +181,8 @@ def roofline_of(entry: EntryPlan) -> Roofline:
     assert entry.tuned is not None, "it is tuned"
     # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
     peaks = entry.tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
-    device = dataclasses.replace(entry.arch.device, **peaks)
+    known = {field.name for field in dataclasses.fields(entry.arch.device)}
+    device = dataclasses.replace(entry.arch.device, **{name: value for name, value in peaks.items() if name in known})
     peak = device.peak_flops_per_s(entry.lowered.space.dtype)
     return Roofline(entry.lowered.flops, entry.lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
 
