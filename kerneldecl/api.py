@@ -9,12 +9,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kerneldecl import flow
 from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.compare.searches import Asked, Searched
-from kerneldecl.declare.document import value_of
 from kerneldecl.declare.select import select
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import ToolchainError, TuningError
@@ -24,7 +24,7 @@ from kerneldecl.null_build import stamp
 from kerneldecl.null_build.note import note_complete
 from kerneldecl.planning.plan import Plan
 from kerneldecl.planning.snapshot import snapshot
-from kerneldecl.planning.workspace import Workspace, open_workspace, with_policy
+from kerneldecl.planning.workspace import Workspace, open_workspace, with_overrides
 from kerneldecl.runners.events import Heard
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
@@ -72,16 +72,16 @@ def build(
 
 
 @contextlib.contextmanager
-def frozen_workspace(root: Path, policy: str = "") -> Iterator[Workspace]:
+def frozen_workspace(root: Path, overrides: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Workspace]:
     """Open a snapshot of a workspace: what is edited from here on belongs to the next build.
 
-    `policy`, where it is given, stands in for that of every entry.
+    `overrides` are settings, as workloads.toml has them, that stand in for those of every entry.
     """
     before = stamp.surroundings()
     with snapshot(root) as sources:
         opened = open_workspace(root, sources)
-        if policy:
-            opened = with_policy(opened, value_of("--policy", policy))
+        if overrides:
+            opened = with_overrides(opened, overrides)
         yield dataclasses.replace(opened, surroundings=before, is_current=lambda: stamp.surroundings() == before)
 
 
@@ -209,7 +209,7 @@ def compare_policies(
     with scratch_folder() as folder:
         contenders = {}
         for place, (name, value) in enumerate(asked.policies.items()):
-            declared = with_policy(dataclasses.replace(workspace, declaration=declaration), value, "--policies")
+            declared = with_overrides(dataclasses.replace(workspace, declaration=declaration), {"policy": value}, "--policies")
             contenders[name] = dataclasses.replace(declared, root=folder / str(place), is_current=workspace.is_current)
         yield from flow.compare(contenders, Options(jobs=jobs), local, say, dict.fromkeys(asked.warm, workspace.store))
 

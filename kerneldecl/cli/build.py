@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerneldecl.cli.options import Settings, chosen_entries, json_option, patterns_argument, print_result
+from kerneldecl.cli.options import Settings, chosen_entries, json_option, overrides_option, patterns_argument, print_result
 from kerneldecl.cli.package import key_option, trusted_keys
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kerneldecl.cli.winners import Before
     from kerneldecl.planning.workspace import Workspace
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kerneldecl.store.results import TuneResult
 
 _BUILD_FLAGS = (
-    *("policy", "retune", "reverify", "locked", "no_measure", "require_measured"),
+    *("policy", "overrides", "retune", "reverify", "locked", "no_measure", "require_measured"),
     *("cache", "events", "scheduler", "rpc", "as_json"),
 )
 """Options with which a build is never cut short by the quick plan."""
@@ -42,7 +42,8 @@ _BUILD_FLAGS = (
 @patterns_argument
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile at once. Default: the cores.")
 @click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry, or stop.")
-@click.option("--policy", metavar="POLICY", help="Tune by this policy, or by several: a value of `policy` as workloads.toml has it.")
+@click.option("--policy", metavar="POLICY", help="Try this policy, or several: -D policy=POLICY.")
+@overrides_option
 @click.option("--require-all", is_flag=True, help="Link no artifact that would lack a failed entry.")
 @click.option("--retune", multiple=True, metavar="PATTERN", help="Tune these entries again, whatever is known of them. Repeatable.")
 @click.option("--reverify", is_flag=True, help="Time the best three again where this GPU's driver or clocks are not those of the record.")
@@ -89,7 +90,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.stages.suspect import suspects
 
     asked, began = _asked(options), time.monotonic()
-    with frozen_workspace(settings.root, options["policy"] or "") as opened:
+    with frozen_workspace(settings.root, _overrides(options["policy"], options["overrides"])) as opened:
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
@@ -109,6 +110,16 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     if done.is_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.FAILED if done.failures else ExitCode.DONE
+
+
+def _overrides(policy: str | None, texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that stand in for the declared ones; raise UsageError where `policy` is given in both ways."""
+    from kerneldecl.declare.overrides import overrides_of, value_of
+
+    found = overrides_of(texts)
+    if policy and "policy" in found:
+        raise click.UsageError("--policy and -D policy=… say the same: give one of them")
+    return {**found, "policy": value_of("--policy", policy)} if policy else found
 
 
 def _asked(options: Mapping[str, Any]) -> Options:

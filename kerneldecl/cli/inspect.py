@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kerneldecl.cli.options import Settings, chosen_entries, complete, json_option, opened, patterns_argument, print_plan, print_result
+from kerneldecl.cli.options import (
+    Settings,
+    chosen_entries,
+    complete,
+    json_option,
+    opened,
+    overrides_option,
+    patterns_argument,
+    print_plan,
+    print_result,
+)
 from kerneldecl.cli.table import window
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import StaleError, TuningError
@@ -77,17 +87,18 @@ def _check_model(workspace: Workspace, chosen: Sequence[str], as_json: bool) -> 
 
 @click.command()
 @patterns_argument
+@overrides_option
 @json_option
 @click.pass_obj
-def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
+def plan(settings: Settings, patterns: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Report what a build would do, and why. Runs nothing."""
     from kerneldecl.null_build.quick_plan import quick_plan
 
-    actions = None if patterns else quick_plan(settings.root)
+    actions = None if patterns or overrides else quick_plan(settings.root)
     if actions is None:
         from kerneldecl.stages.session import make_plan
 
-        workspace = opened(settings)
+        workspace = opened(settings, overrides)
         chosen = set(chosen_entries(workspace, patterns))
         actions = [a for a in make_plan(workspace).actions if not patterns or a.entry in chosen]
     print_plan(as_json, actions, settings.root)
@@ -122,9 +133,10 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 @click.argument("entry", required=False, shell_complete=complete)
 @click.option("--model", is_flag=True, help="Show where the fastest stood in the policy's order, and what its first k give.")
 @click.option("--source", is_flag=True, help="Show the winner's source, as `export` writes it.")
+@overrides_option
 @json_option
 @click.pass_obj
-def show(settings: Settings, entry: str | None, model: bool, source: bool, as_json: bool) -> None:
+def show(settings: Settings, entry: str | None, model: bool, source: bool, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
     from kerneldecl.cli import report
     from kerneldecl.cli.export import source_of
@@ -134,7 +146,7 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, as_js
     from kerneldecl.serial import trials_from_json
     from kerneldecl.stages.session import make_plan
 
-    workspace = opened(settings)
+    workspace = opened(settings, overrides)
     planned = make_plan(workspace).entries
     chosen = set(chosen_entries(workspace, (entry,) if entry else ()))
     entries = [e for e in planned if e.entry in chosen]

@@ -259,7 +259,7 @@ def _candidates_text(json: Json, width: int) -> list[str]:
     rows = [_row(c, others, rates) for c in verified]
     lines = _with_candidates((json["timing"], *others, "predicted", *rates, "of peak", "DRAM", "error"), rows, verified, width)
     if missing := [protocol for protocol in json["protocols"] if protocol not in verified[0]["timings"]]:
-        lines.append(f"the winner was not timed {' or '.join(missing)}: its record is older; --retune {json['entry']} times it")
+        lines.append(f"the winner was not timed {' or '.join(missing)}: `kerneldecl build --retune '{json['entry']}'` does that")
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
     lines += _suspect_text(json)

@@ -56,6 +56,7 @@ def build_json(done: Session, secs: float = 0.0, before: Before = lambda _: None
         "linked": linked,
         "failed": [{"entry": entry, "reason": reason} for entry, reason in done.failures.items()],
         "fallbacks": fallback_shares(chosen),
+        "is_try": done.workspace.is_overridden,
         "incomplete": sorted(incomplete & done.artifacts.keys()),
         "artifacts": {target: str(folder) for target, folder in done.artifacts.items()},
     }
@@ -108,6 +109,8 @@ def _next(found: Mapping[str, Any]) -> str:
     """Return what to do next; empty where nothing was done."""
     if found["failed"]:
         return f"; next: `kerneldecl show '{found['failed'][0]['entry']}'` says what became of its candidates"
+    if found["is_try"]:
+        return "; a try, of which nothing is linked or locked: `kerneldecl build` builds what is declared"
     if found["bundles"]:
         target, folder = next(iter(found["bundles"].items()))
         return f"; next: `kerneldecl measure {_near(folder)}` where {target}'s GPU is"

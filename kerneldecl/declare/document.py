@@ -16,7 +16,6 @@ import tomli
 from kerneldecl.declare.imports import IMPORT, Import, imports_of
 from kerneldecl.declare.limits import LIMITS, limits_of
 from kerneldecl.declare.policies import SHARED, shared_budget
-from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
@@ -109,27 +108,6 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
         trusted=tuple(_table(document, "trust").get("keys", ())),
         imports=imports_of(_table(document, "import")),
     )
-
-
-def value_of(option: str, text: str) -> Any:
-    """Return what an option of the command line gives as a name or a TOML value; raise DeclarationError where it is neither."""
-    if is_name(text):
-        return text
-    try:
-        return tomli.loads(f"policy = {text}")["policy"]
-    except tomli.TOMLDecodeError as error:
-        sentence, hint = f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\''
-        raise DeclarationError([Problem(option, sentence, hint)]) from None
-
-
-def declare_policy(root: Path, value: Any, declaration: Declaration, option: str = "--policy") -> tuple[Workload, ...]:
-    """Return a declaration's workloads with another value of `policy`; raise DeclarationError, naming the option, for a mistake."""
-    scope = scope_of(root, {"target": {name: {"arch": arch} for name, arch in declaration.targets}})
-    findings = list(wrong_values({"policy": value}, SETTINGS))
-    findings += [*scope.settings_findings({"policy": value}), *scope.kind_findings({"policy": value})]
-    if findings:
-        raise DeclarationError(dict.fromkeys(replace(finding.problem, file=option) for finding in findings))
-    return tuple(replace(workload, policy=policy_of(value)) for workload in declaration.workloads)
 
 
 def parse(content: bytes) -> Document:

@@ -13,6 +13,10 @@ from kerneldecl.errors import printable
 _LEAST_RATIO = 0.5
 """Lowest similarity of a suggestion, that of "nq" and "nn"; below it suggestions are noise."""
 _LONGEST_VALUE = 80
+_MOST_NAMES = 12
+"""Names that a message lists where a command lists them as well."""
+_LISTED_BY = {"rule": "rules", "policy": "policies", "template": "templates", "arch": "archs"}
+"""The command that lists what may be declared of a kind."""
 
 
 def show(value: object) -> str:
@@ -37,6 +41,8 @@ def unknown(kind: str, got: object, known: Iterable[str], *, where: str = "", al
     """Return message and hint for a name that is not in `known`; the hint may suggest a name in `known` or `also`."""
     names = tuple(known)
     expected = f"one of {', '.join(names)}" if len(names) > 1 else "".join(names) or "none, for there is none"
+    if kind in _LISTED_BY and len(names) > _MOST_NAMES:
+        expected = f"one of the {len(names)} that `kerneldecl {_LISTED_BY[kind]}` lists"
     near = nearest(got, (*names, *also)) if isinstance(got, str) else None
     place = f" {where}" if where else ""
     return f"unknown {kind} {show(got)}{place}; expected {expected}", f'did you mean "{near}"?' if near else ""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kerneldecl.declare.document import Declaration, declare, declare_policy
+from kerneldecl.declare.document import Declaration, declare
+from kerneldecl.declare.overrides import OPTION, overridden
 from kerneldecl.errors import DeclarationError, StaleError
 from kerneldecl.model import uses
 from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
@@ -58,7 +59,7 @@ class Workspace:
     shared: SharedStore | None = None
     """The store with the cache that several machines share behind it, while a build uses that."""
     is_overridden: bool = False
-    """Whether entries are tuned by another policy than the declared one, which the next build knows nothing of."""
+    """Whether entries have other settings than the declared ones: a try, of which nothing is linked, locked or remembered."""
     is_current: Callable[[], bool] = lambda: True
     """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
 
@@ -93,10 +94,10 @@ def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
         raise
 
 
-def with_policy(workspace: Workspace, value: Any, option: str = "--policy") -> Workspace:
-    """Return a workspace whose entries all have another policy, a value as workloads.toml has it; raise DeclarationError for a mistake."""
+def with_overrides(workspace: Workspace, values: Mapping[str, Any], option: str = OPTION) -> Workspace:
+    """Return a workspace whose entries all have other settings, values as workloads.toml has them; raise DeclarationError for a mistake."""
     declaration = workspace.declaration
-    workloads = declare_policy(workspace.sources, value, declaration, option)
+    workloads = overridden(workspace.sources, values, declaration, option)
     fresh = workspace_of(workspace.sources, replace(declaration, workloads=workloads))
     return replace(fresh, root=workspace.root, is_overridden=True)
 
