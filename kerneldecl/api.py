@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from kerneldecl import flow
 from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.compare.searches import Asked, Searched
-from kerneldecl.declare.select import select
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
@@ -27,6 +26,7 @@ from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace, with_overrides
 from kerneldecl.runners.events import Heard
 from kerneldecl.runners.local import LocalRunner
+from kerneldecl.stages.chosen import chosen as select_entries
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.stages.tidy import tidy
 from kerneldecl.store.files import remove_parts, write_whole
@@ -127,7 +127,7 @@ def _selected(workspace: Workspace, patterns: Sequence[str], options: Options) -
     """Return the options with the entries that the patterns select."""
     if not patterns:
         return options
-    wanted = {workload.entry for workload in select(workspace.declaration.workloads, patterns)}
+    wanted = {workload.entry for workload in select_entries(workspace, patterns)}
     return dataclasses.replace(options, selected=options.retuned | wanted, reverified=options.reverified & wanted)
 
 
@@ -194,7 +194,7 @@ def compare_policies(
     ToolchainError where an entry's device is not here.
     """
     say = report or _silent
-    chosen = select(workspace.declaration.workloads, patterns)
+    chosen = select_entries(workspace, patterns)
     for workload in chosen:
         if reason := why_not_measured_here(workspace.inputs.archs[workload.target]):
             raise ToolchainError(f"{workload.entry}: {reason}; a comparison is measured here")

@@ -40,6 +40,7 @@ _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 )
 """Errors of files that say what the user has to mend: a full disk, a folder that may not be written to, a path that is too long."""
+_EXCLUSION = "\nA pattern that takes entries out follows `--`: kerneldecl query '*' -- '-gemm*'"
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 """A plan of ten thousand entries makes as many objects, and all stay: looking through them for garbage took a fifth of its time."""
 
@@ -74,7 +75,8 @@ def _reported(error: Exception) -> ExitCode:
     if isinstance(error, click.ClickException):
         text = io.StringIO()
         error.show(text)
-        _say(text.getvalue().rstrip("\n"))
+        is_pattern = isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--")
+        _say(text.getvalue().rstrip("\n") + _EXCLUSION * is_pattern)
         return ExitCode.USAGE
     if isinstance(error, KerneldeclError):
         for line in str(error).split("\n"):

@@ -144,6 +144,7 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, overr
     from kerneldecl.planning.last_build import FILE as LAST_BUILD
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.serial import trials_from_json
+    from kerneldecl.stages.chosen import failures
     from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings, overrides)
@@ -158,7 +159,8 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, overr
         print_result(as_json, ranks_json(ranks_of(entries, workspace.store)), ranks_text)
         return
     if entry is None:
-        print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))
+        listed = report.query_json(entries, failures(workspace, entries))
+        print_result(as_json, listed, lambda found: report.query_text(found, window()))
         return
     last = read_state(workspace.cache / LAST_BUILD).failed
     names = {e.tuned.key: e.entry for e in planned if e.tuned}
@@ -167,15 +169,21 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, overr
 
 
 @click.command()
-@click.argument("pattern", shell_complete=complete)
+@click.argument("patterns", nargs=-1, required=True, shell_complete=complete)
 @json_option
 @click.pass_obj
-def query(settings: Settings, pattern: str, as_json: bool) -> None:
-    """List the entries that a pattern selects, with times and winners; --json has their rules, attributes, tags and keys, too."""
+def query(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
+    """List the entries that PATTERNS select, with times and winners; --json has their rules, attributes, tags and keys, too.
+
+    Besides names: `rule:matmul`, `tag:fast`, `policy:random`, `arch:h200`; those in a state by `stale:`, `failed:`, `unmeasured:`.
+    Behind `--`, a `-` in front of a pattern takes entries out: kerneldecl query unmeasured: -- '-*@host'.
+    """
     from kerneldecl.cli import report
+    from kerneldecl.stages.chosen import failures
     from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
-    chosen = set(chosen_entries(workspace, (pattern,)))
+    chosen = set(chosen_entries(workspace, patterns))
     entries = [e for e in make_plan(workspace).entries if e.entry in chosen]
-    print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))
+    found = report.query_json(entries, failures(workspace, entries))
+    print_result(as_json, found, lambda told: report.query_text(told, window()))

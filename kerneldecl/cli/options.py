@@ -67,9 +67,11 @@ def opened(settings: Settings, overrides: Sequence[str] = ()) -> Workspace:
 
 def chosen_entries(workspace: Workspace, patterns: tuple[str, ...]) -> list[str]:
     """Return the names of the entries that the patterns select, targets included."""
-    from kerneldecl.declare.select import select
+    if not patterns:
+        return [workload.entry for workload in workspace.declaration.workloads]
+    from kerneldecl.stages.chosen import chosen
 
-    return [workload.entry for workload in select(workspace.declaration.workloads, patterns)]
+    return [workload.entry for workload in chosen(workspace, patterns)]
 
 
 def print_result(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:

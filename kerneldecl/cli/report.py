@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kerneldecl.cli.steps import Steps
 from kerneldecl.cli.table import folded, table, wrapped
-from kerneldecl.diagnostics.units import amount, counted, duration
+from kerneldecl.diagnostics.units import amount, counted, duration, share_of_peak
 from kerneldecl.model import SPECIALIZE, Trial
 from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
@@ -187,6 +187,14 @@ def roofline_of(entry: EntryPlan) -> Roofline:
     return Roofline(entry.lowered.flops, entry.lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
 
 
+def roofline_share(entry: EntryPlan) -> float | None:
+    """Return which share of its time a tuned entry's kernel would take at the device's peaks; None where it has no time."""
+    assert entry.tuned is not None, "it is tuned"
+    bound = roofline_of(entry)
+    least_secs = max(bound.flops / bound.peak_flops_per_s, bound.least_bytes / bound.dram_bytes_per_s)
+    return least_secs / entry.tuned.run_secs if entry.tuned.run_secs else None
+
+
 def _first_reason(entry: EntryPlan) -> str:
     """Return why the first action that is not done is not; later ones wait for it."""
     return next(action.reason for action in entry.actions if not action.is_hit)
@@ -310,11 +318,12 @@ def _short(value: Any) -> str:
     return "x".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)
 
 
-def query_json(entries: Sequence[EntryPlan]) -> Json:
-    return {"schema": SCHEMA, "entries": [_entry_json(entry) for entry in entries]}
+def query_json(entries: Sequence[EntryPlan], failed: Mapping[str, str] = MappingProxyType({})) -> Json:
+    """Return what is known of entries; `failed` says why the last build failed some."""
+    return {"schema": SCHEMA, "entries": [_entry_json(entry, failed.get(entry.entry, "")) for entry in entries]}
 
 
-def _entry_json(entry: EntryPlan) -> Json:
+def _entry_json(entry: EntryPlan, failure: str) -> Json:
     tuned = entry.tuned
     return {
         "entry": entry.entry,
@@ -325,16 +334,26 @@ def _entry_json(entry: EntryPlan) -> Json:
         "keys": {action.kind: action.key for action in entry.actions},
         "winner": str(tuned.winner) if tuned else None,
         "run_secs": tuned.run_secs if tuned else None,
+        "roofline_share": roofline_share(entry) if tuned and tuned.is_measured else None,
         "unmeasured": entry.is_unmeasured,
         "measured": tuned.coverage if tuned else "",
+        "stale": not entry.is_done,
+        "failed": failure,
     }
 
 
 def query_text(json: Json, width: int = 0) -> str:
-    """Return a line for each entry with time and winner, which is wrapped in a window of `width` columns; 0 for no window."""
+    """Return a table of entries with time, share of the roofline and winner, whose template alone stands in a window of `width` columns."""
     rows = []
     for entry in json["entries"]:
         note = "  (expected, not measured)" if entry["unmeasured"] else f"  ({entry['measured']} measured)" * bool(entry["measured"])
-        found = (duration(entry["run_secs"]), f"{entry['winner']}{note}") if entry["winner"] else ("not tuned", "")
+        share = share_of_peak(entry["roofline_share"])
+        if entry["winner"]:
+            winner = entry["winner"].partition("(")[0] if width else entry["winner"]
+            found = (duration(entry["run_secs"]), share, f"{winner}{note}")
+        else:
+            found = ("-", "", f"failed: {entry['failed']}" if entry["failed"] else "not tuned")
         rows.append((entry["entry"], *found))
-    return "\n".join(table((), rows, width))
+    if not rows:
+        return "no entry is in that state"
+    return "\n".join(table(("entry", "time", "of roofline", "winner"), rows, width))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kerneldecl.cli.report import roofline_of
+from kerneldecl.cli.report import roofline_share
 from kerneldecl.cli.table import table
 from kerneldecl.compare.verdict import judge, noise_of
-from kerneldecl.diagnostics.units import duration, three_figures
+from kerneldecl.diagnostics.units import duration, share_of_peak, three_figures
 from kerneldecl.model import Trial
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.store.results import TuneResult
@@ -32,14 +32,12 @@ def winners_json(entries: Iterable[EntryPlan], before: Before) -> list[Json]:
 
 
 def _winner_json(entry: EntryPlan, tuned: TuneResult, before: TuneResult | None) -> Json:
-    roofline = roofline_of(entry)
-    least_secs = max(roofline.flops / roofline.peak_flops_per_s, roofline.least_bytes / roofline.dram_bytes_per_s)
     return {
         "entry": entry.entry,
         "winner": str(tuned.winner),
         "run_secs": tuned.run_secs,
         "measured": tuned.is_measured,
-        "roofline_share": least_secs / tuned.run_secs if tuned.is_measured and tuned.run_secs else None,
+        "roofline_share": roofline_share(entry) if tuned.is_measured else None,
         "tied": tuned.tied,
         "before": _compared(tuned, before.trials[0]) if before and _is_comparable(tuned, before) else None,
         "default": _compared(tuned, default) if (default := _default(tuned)) else None,
@@ -72,7 +70,7 @@ def winners_text(found: Sequence[Mapping[str, Any]], width: int) -> list[str]:
     columns: list[tuple[str, list[str]]] = [
         ("entry", [each["entry"] for each in found]),
         ("time", [_time(each) for each in found]),
-        ("of roofline", [_share(each["roofline_share"]) for each in found]),
+        ("of roofline", [share_of_peak(each["roofline_share"]) for each in found]),
         ("before", [_against(each["before"]) for each in found]),
         ("TVM's default", [_against(each["default"]) for each in found]),
         ("winner", [_winner(each) for each in found]),
@@ -93,10 +91,6 @@ def _lines(columns: Sequence[tuple[str, Sequence[str]]], width: int) -> list[str
 
 def _time(each: Mapping[str, Any]) -> str:
     return duration(each["run_secs"]) if each["measured"] else f"{duration(each['run_secs'])} expected"
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
 
 
 def _against(other: Mapping[str, Any] | None) -> str:
