@@ -116,7 +116,8 @@ def parse(content: bytes) -> Document:
     try:
         document = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
-        raise _failure(f"not TOML: {error.msg} (column {error.colno})", error.lineno) from None
+        hint = next((hint for begin, hint in _TOML_HINTS if error.msg.startswith(begin)), "")
+        raise _failure(f"not TOML: {error.msg} (column {error.colno})", error.lineno, hint) from None
     except ValueError:
         raise _failure("an integer has more than 4300 digits", _line_of(_LONG_INTEGER, text)) from None
     except RecursionError:
@@ -128,12 +129,22 @@ def parse(content: bytes) -> Document:
         supported = f"supported {'edition' if len(EDITIONS) == 1 else 'editions'}: {', '.join(map(str, EDITIONS))}"
         if edition is None:
             raise _failure(f"edition is missing; {supported}", hint=f"write edition = {EDITIONS[-1]} as the first line")
-        raise _failure(
-            f"edition {show(edition)} is not supported; {supported}", line_numbers.line_of(line_numbers.key_lines(text), ("edition",))
-        )
+        line = line_numbers.line_of(line_numbers.key_lines(text), ("edition",))
+        raise _failure(f"edition {show(edition)} is not supported; {supported}", line, f"write edition = {EDITIONS[-1]}")
     return document
 
 
+_TOML_HINTS = (
+    ("Cannot declare ('workload',) twice", "write [[workload]], in two brackets, above each"),
+    ("Cannot declare", "a table stands once: put its keys together"),
+    ("Cannot overwrite", "a key stands once in a table: remove one of them"),
+    ("Illegal character", "end the string with a quote"),
+    ("Unterminated string", "end the string with a quote"),
+    ("Invalid value", "strings stand in quotes, truth values are true and false"),
+    ("Expected '='", "write KEY = VALUE"),
+    ("Unclosed array", "end the list with ]"),
+)
+"""What to do about mistakes of TOML, by how its reader words them."""
 _LONG_INTEGER = re.compile(r"[0-9_]{4300,}")
 _DEEP_NEST = re.compile(r"(?:[\[{][^\[\]{}]*){100}|(?:[\w-]+\.){100}")
 

@@ -85,7 +85,8 @@ def kind_findings(policy: Policy, root: Path, known: Iterable[str], kinds: Mappi
     for name in (use.name for use in uses(policy) if use.name in names):
         for target, kind in kinds.items():
             if reason := why_not_for(root, name, kind):
-                yield Finding.of(("policy",), f"policy {name} {reason}, and target {target} is a {'CPU' if kind == 'cpu' else 'GPU'}")
+                sentence = f"policy {name} {reason}, and target {target} is a {'CPU' if kind == 'cpu' else 'GPU'}"
+                yield Finding.of(("policy",), sentence, 'write "auto", or one that `kerneldecl policies` lists for it')
 
 
 def policy_findings(value: object, root: Path, known: Iterable[str]) -> Iterator[Finding]:
