@@ -40,7 +40,6 @@ _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 )
 """Errors of files that say what the user has to mend: a full disk, a folder that may not be written to, a path that is too long."""
-_EXCLUSION = "\nA pattern that takes entries out follows `--`: kerneldecl query '*' -- '-gemm*'"
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 """A plan of ten thousand entries makes as many objects, and all stay: looking through them for garbage took a fifth of its time."""
 
@@ -73,10 +72,7 @@ def _interrupt(interrupts: list[int], number: int, _frame: object) -> None:
 def _reported(error: Exception) -> ExitCode:
     """Print what ended the command, a line for each mistake, and return the exit code."""
     if isinstance(error, click.ClickException):
-        text = io.StringIO()
-        error.show(text)
-        is_pattern = isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--")
-        _say(text.getvalue().rstrip("\n") + _EXCLUSION * is_pattern)
+        _say(_usage(error))
         return ExitCode.USAGE
     if isinstance(error, KerneldeclError):
         for line in str(error).split("\n"):
@@ -86,6 +82,21 @@ def _reported(error: Exception) -> ExitCode:
         _say(f"error: {os.fsdecode(error.filename)} cannot be read or written: {error.strerror}")
         return ExitCode.ENVIRONMENT
     return _internal_error()
+
+
+def _usage(error: click.ClickException) -> str:
+    """Return a mistake of the command line as one sentence: the command, what is wrong with it, and what tells more."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) or context is None:
+        text = io.StringIO()
+        error.show(text)
+        return text.getvalue().rstrip("\n")
+    sentence, command = error.format_message().rstrip("."), context.command_path
+    is_own = type(error) is click.UsageError and not sentence.startswith(("No such", "Got unexpected"))
+    way_out = "" if is_own else f"`{command} --help` lists what it takes"
+    if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
+        way_out = f"a pattern that takes entries out follows `--`: {command} '*' -- '-gemm*'"
+    return f"error: {command}: {sentence}{' ' if sentence.endswith('?') else '; '}{way_out}" if way_out else f"error: {command}: {sentence}"
 
 
 def _internal_error() -> ExitCode:

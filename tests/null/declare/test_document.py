@@ -74,7 +74,8 @@ class Gemm(Rule):
             raise LookupError(self.eps)
 {METHODS}'''
 
-OWN_PLUGINS = {"rules/gemm.py": GEMM, "policies/auto.py": "", "policies/greedy.py": "", "ir/a.json": "{}"}
+POLICY = "TEMPLATES = ()\n\n\ndef propose(space, arch, top_k):\n    return ()\n"
+OWN_PLUGINS = {"rules/gemm.py": GEMM, "policies/auto.py": POLICY, "policies/greedy.py": POLICY, "ir/a.json": "{}"}
 
 
 def table(name: str, rule: str = "gemm", /, **attrs: str) -> str:
