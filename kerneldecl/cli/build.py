@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kerneldecl.cli.winners import Before
     from kerneldecl.planning.workspace import Workspace
-    from kerneldecl.stages.session import Options
+    from kerneldecl.stages.session import Options, Session
     from kerneldecl.store.results import TuneResult
 
 _BUILD_FLAGS = (
@@ -103,6 +103,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
             _interrupts(is_best_wanted=options["best_so_far"]) as is_interrupted,
         ):
             done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), report)
+        _leave_listing(workspace, done)
         found = summary.build_json(done, time.monotonic() - began, before)
     _export_spans(workspace.cache)
     if options["as_json"] or not settings.quiet:
@@ -147,6 +148,19 @@ def _asked(options: Mapping[str, Any]) -> Options:
         patience_secs=options["patience"],
         overwrite=options["overwrite"],
     )
+
+
+def _leave_listing(workspace: Workspace, done: Session) -> None:
+    """Keep the list of entries of a complete build for `show` and `query`."""
+    from kerneldecl.cli.listing import Row, write_listing
+    from kerneldecl.cli.report import query_json
+
+    if done.failures or done.plan.misses or workspace.is_overridden:
+        return
+    told = query_json(done.plan.entries)["entries"]
+    of = [each.workload for each in done.plan.entries]
+    rows = [Row(w.name, w.target, w.rule, w.tags, w.policy, each) for w, each in zip(of, told, strict=True)]
+    write_listing(workspace.root, rows, dict(workspace.declaration.targets))
 
 
 def _built_before(workspace: Workspace, again: frozenset[str]) -> Before:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kerneldecl.cli.listing import listed, query_text
 from kerneldecl.cli.options import (
     Settings,
     chosen_entries,
@@ -138,6 +139,10 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 @click.pass_obj
 def show(settings: Settings, entry: str | None, model: bool, source: bool, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
+    is_list = not (entry or model or source or overrides)
+    if is_list and (known := listed(settings.root, ())):
+        print_result(as_json, known, lambda found: query_text(found, window()))
+        return
     from kerneldecl.cli import report
     from kerneldecl.cli.export import source_of
     from kerneldecl.cli.model_rank import ranks_json, ranks_of, ranks_text
@@ -159,8 +164,8 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, overr
         print_result(as_json, ranks_json(ranks_of(entries, workspace.store)), ranks_text)
         return
     if entry is None:
-        listed = report.query_json(entries, failures(workspace, entries))
-        print_result(as_json, listed, lambda found: report.query_text(found, window()))
+        found_list = report.query_json(entries, failures(workspace, entries))
+        print_result(as_json, found_list, lambda found: query_text(found, window()))
         return
     last = read_state(workspace.cache / LAST_BUILD).failed
     names = {e.tuned.key: e.entry for e in planned if e.tuned}
@@ -178,6 +183,9 @@ def query(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
     Besides names: `rule:matmul`, `tag:fast`, `policy:random`, `arch:h200`; those in a state by `stale:`, `failed:`, `unmeasured:`.
     Behind `--`, a `-` in front of a pattern takes entries out: kerneldecl query unmeasured: -- '-*@host'.
     """
+    if known := listed(settings.root, patterns):
+        print_result(as_json, known, lambda told: query_text(told, window()))
+        return
     from kerneldecl.cli import report
     from kerneldecl.stages.chosen import failures
     from kerneldecl.stages.session import make_plan
@@ -186,4 +194,4 @@ def query(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
     chosen = set(chosen_entries(workspace, patterns))
     entries = [e for e in make_plan(workspace).entries if e.entry in chosen]
     found = report.query_json(entries, failures(workspace, entries))
-    print_result(as_json, found, lambda told: report.query_text(told, window()))
+    print_result(as_json, found, lambda told: query_text(told, window()))

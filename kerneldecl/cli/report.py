@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kerneldecl.cli.steps import Steps
 from kerneldecl.cli.table import folded, table, wrapped
-from kerneldecl.diagnostics.units import amount, counted, duration, share_of_peak
+from kerneldecl.diagnostics.units import amount, counted, duration
 from kerneldecl.model import SPECIALIZE, Trial
 from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
@@ -340,20 +340,3 @@ def _entry_json(entry: EntryPlan, failure: str) -> Json:
         "stale": not entry.is_done,
         "failed": failure,
     }
-
-
-def query_text(json: Json, width: int = 0) -> str:
-    """Return a table of entries with time, share of the roofline and winner, whose template alone stands in a window of `width` columns."""
-    rows = []
-    for entry in json["entries"]:
-        note = "  (expected, not measured)" if entry["unmeasured"] else f"  ({entry['measured']} measured)" * bool(entry["measured"])
-        share = share_of_peak(entry["roofline_share"])
-        if entry["winner"]:
-            winner = entry["winner"].partition("(")[0] if width else entry["winner"]
-            found = (duration(entry["run_secs"]), share, f"{winner}{note}")
-        else:
-            found = ("-", "", f"failed: {entry['failed']}" if entry["failed"] else "not tuned")
-        rows.append((entry["entry"], *found))
-    if not rows:
-        return "no entry is in that state"
-    return "\n".join(table(("entry", "time", "of roofline", "winner"), rows, width))

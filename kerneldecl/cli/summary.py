@@ -108,7 +108,8 @@ def _counts(found: Mapping[str, Any]) -> str:
 def _next(found: Mapping[str, Any]) -> str:
     """Return what to do next; empty where nothing was done."""
     if found["failed"]:
-        return f"; next: `kerneldecl show '{found['failed'][0]['entry']}'` says what became of its candidates"
+        tried = next((each["entry"] for each in found["failed"] if each["reason"].startswith("none of ")), "")
+        return f"; next: `kerneldecl show '{tried}'` says what became of its candidates" if tried else "; next: mend that, and build again"
     if found["is_try"]:
         return "; a try, of which nothing is linked or locked: `kerneldecl build` builds what is declared"
     if found["bundles"]:

@@ -13,14 +13,35 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from kerneldecl.diagnostics.messages import nearest, show
 from kerneldecl.errors import PatternError
-from kerneldecl.model import Workload, uses
+from kerneldecl.model import Policy, uses
 
 STATES = ("stale", "failed", "unmeasured")
 """States that a pattern may ask for: a build would run something; the last build failed it; nobody has measured its winner."""
 KINDS = ("rule", "tag", "policy", "arch")
+
+
+class Entry(Protocol):
+    """What patterns are matched against: a workload, or what is listed of one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def entry(self) -> str: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+    @property
+    def policy(self) -> Policy: ...
+
+
+E = TypeVar("E", bound=Entry)
 
 
 @dataclass(frozen=True)
@@ -33,7 +54,7 @@ class Facts:
     """Gives the entries in one of the `STATES`."""
 
 
-def select(workloads: Sequence[Workload], patterns: Sequence[str], facts: Facts | None = None) -> tuple[Workload, ...]:
+def select(workloads: Sequence[E], patterns: Sequence[str], facts: Facts | None = None) -> tuple[E, ...]:
     """Return the workloads that any pattern matches, in their own order; all where there is no pattern, or only such as take out.
 
     Raise PatternError for the patterns that match nothing; of those for a state, where no entry or target of that name is declared.
@@ -56,7 +77,7 @@ def select(workloads: Sequence[Workload], patterns: Sequence[str], facts: Facts 
     return tuple(workloads[position] for position in sorted(chosen - taken_out))
 
 
-def _matches(pattern: str, workloads: Sequence[Workload], facts: Facts) -> list[int]:
+def _matches(pattern: str, workloads: Sequence[Entry], facts: Facts) -> list[int]:
     body, at, target = pattern.rpartition("@")
     kind, wanted = _subject(body if at else pattern)
     is_state = kind in STATES
@@ -77,7 +98,7 @@ def _subject(pattern: str) -> tuple[str, str]:
     return (kind, wanted) if colon and kind in {*KINDS, *STATES} else ("", pattern)
 
 
-def _subjects(kind: str, workload: Workload, facts: Facts) -> Iterable[str]:
+def _subjects(kind: str, workload: Entry, facts: Facts) -> Iterable[str]:
     """Return what of a workload a pattern of this kind is matched against."""
     if kind == "rule":
         return (workload.rule,)
@@ -95,7 +116,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-def _no_match(pattern: str, workloads: Sequence[Workload], facts: Facts) -> str:
+def _no_match(pattern: str, workloads: Sequence[Entry], facts: Facts) -> str:
     """Return why a pattern matches nothing, with the nearest that does; empty where it asks for a state that no such entry is in."""
     kind, wanted = _subject(pattern)
     if kind in STATES:
