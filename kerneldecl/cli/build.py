@@ -84,6 +84,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.api import frozen_workspace, run_build
     from kerneldecl.cli import summary
     from kerneldecl.cli.event_log import logged
+    from kerneldecl.cli.pace import Clock, write_paces
     from kerneldecl.cli.progress import display
     from kerneldecl.cli.table import window
     from kerneldecl.stages.session import make_plan
@@ -102,7 +103,9 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
             logged(shown, workspace.cache, options["events"]) as report,
             _interrupts(is_best_wanted=options["best_so_far"]) as is_interrupted,
         ):
-            done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), report)
+            clock = Clock(report)
+            done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), clock)
+        write_paces(workspace.cache, clock.paces)
         _leave_listing(workspace, done)
         found = summary.build_json(done, time.monotonic() - began, before)
     _export_spans(workspace.cache)

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from support.spaces import FAKES, Space, clean_environment
 
+from kerneldecl.cli.commands import main
 from kerneldecl.cli.completion import words
 
 
@@ -48,3 +50,18 @@ def test_a_file_with_mistakes_or_none_completes_what_it_can(space: Space, tmp_pa
 def test_every_shell_gets_a_script_that_asks_this_program(space: Space, shell: str) -> None:
     script = space.command("completion", shell).out
     assert f"_KERNELDECL_COMPLETE={shell}_complete" in script
+
+
+def test_the_manual_page_has_every_command_and_option(space: Space) -> None:
+    done = space.command("man")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith(".TH KERNELDECL 1")
+    for name in main.list_commands(click.Context(main)):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        assert any(line.startswith(f".SS kerneldecl {name}") for line in lines)
+        for option in (each for each in command.params if isinstance(each, click.Option)):
+            written = option.opts[-1].replace("-", "\\-")
+            assert any(line.startswith("\\fB") and written in line for line in lines), option.opts
+    assert not [line for line in lines if line.startswith((".", "'")) and not line.startswith((".TH ", ".SH ", ".SS ", ".PP", ".TP"))]
