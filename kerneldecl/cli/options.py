@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+
+def _complete_override(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from kerneldecl.cli.completion import complete_override
+
+    return complete_override(context, parameter, incomplete)
+
+
 overrides_option = click.option(
     "-D",
     "overrides",
+    shell_complete=_complete_override,
     multiple=True,
     metavar="KEY=VALUE",
     help="Try another top_k, policy, budget, timing, tolerance, dispatch. Repeatable.",

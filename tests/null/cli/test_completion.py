@@ -5,6 +5,7 @@ Knows nothing of shells' own code.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,10 @@ def test_commands_options_and_entries_are_completed(space: Space) -> None:
     assert "--retune" in asked(space, "build", "--re")
     assert asked(space, "show", "sma") == ["small", "small@box"]
     assert asked(space, "build", "rule:") == ["rule:scale", "rule:lookup"]
+    assert asked(space, "rules", "loo") == ["lookup"]
+    assert asked(space, "policies", "wgmma_att") == ["wgmma_attention", "wgmma_attention_decode"]
+    assert sorted(asked(space, "build", "-D", "to")) == ["tolerance=", "top_k="]
+    assert asked(space, "build", "-D", "policy=pla") == ["policy=plain"]
 
 
 def test_a_file_with_mistakes_or_none_completes_what_it_can(space: Space, tmp_path: Path) -> None:
@@ -44,6 +49,26 @@ def test_a_file_with_mistakes_or_none_completes_what_it_can(space: Space, tmp_pa
     (space.root / "workloads.toml").write_text("[[workload]\nname =")
     assert words(space.root) == []
     assert words(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("sho", "show "), ("query rule:sc", "query rule:scale "), ("show small@b", "show small@box "), ("query sta", "query stale:")],
+)
+def test_bash_completes_words_that_hold_colons_and_ats(space: Space, typed: str, completed: str) -> None:
+    """What readline puts in place of its own last word, which it begins behind the last of these marks."""
+    line = f"kerneldecl {typed}"
+    cut = re.split(r"[ :@]", line)[-1]
+    script = (
+        f"{space.command('completion', 'bash').out}\n"
+        "compopt() { spaced=''; }\n"
+        f"kerneldecl() {{ {sys.executable} -c \"import sys; sys.argv = ['kerneldecl']; from kerneldecl.__main__ import main; main()\"; }}\n"
+        f"COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=('{cut}') COMP_CWORD=0 spaced=' '\n"
+        "_kerneldecl_completion kerneldecl\n"
+        'echo "${COMPREPLY[0]}$spaced"\n'
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=space.root, env=clean_environment(), capture_output=True, text=True, check=True)
+    assert line.removesuffix(cut) + done.stdout.rstrip("\n") == f"kerneldecl {completed}", done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
