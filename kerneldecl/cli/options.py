@@ -90,9 +90,10 @@ def print_result(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:
 def print_plan(as_json: bool, actions: Sequence[Action], root: Path) -> None:
     from kerneldecl.cli import pace, report
     from kerneldecl.cli.steps import steps_of
+    from kerneldecl.cli.table import window
     from kerneldecl.store.local import LocalStore
 
     steps = steps_of(actions, LocalStore(root / "cache"))
     found = pace.expected(actions, steps, pace.read_paces(root / "cache"))
-    text = "\n".join([report.plan_text(actions, steps), *pace.expected_text(found)])
+    text = "\n".join([report.plan_text(actions, steps, window()), *pace.expected_text(found)])
     print_result(as_json, {**report.plan_json(actions, steps), "expected": found}, lambda _: text)
