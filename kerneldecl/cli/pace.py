@@ -5,7 +5,6 @@ Knows nothing of how entries are tuned. Losing the file loses the estimate alone
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from kerneldecl.cli.steps import Steps
 from kerneldecl.diagnostics.units import counted, duration
 from kerneldecl.planning.action import Action
-from kerneldecl.store.files import write_whole
+from kerneldecl.store.checked import read_checked, write_checked
 from kerneldecl.tuning.events import Begun, Event, Finished, Report, Step
 
 FILE = "pace.json"
@@ -72,19 +71,12 @@ class Clock:
 def write_paces(cache: Path, paces: Mapping[str, Pace]) -> None:
     """Keep the paces, and those of other targets."""
     if paces:
-        write_whole(cache / FILE, json.dumps({"schema": SCHEMA, "targets": {**read_paces(cache), **paces}}), durable=False)
+        write_checked(cache / FILE, SCHEMA, {**read_paces(cache), **paces})
 
 
 def read_paces(cache: Path) -> dict[str, Pace]:
     """Return the paces by target; none where there is no file or it is damaged."""
-    try:
-        fields = json.loads((cache / FILE).read_bytes())
-        found = {str(target): Pace(*figures) for target, figures in fields["targets"].items()}
-        figures = [figure for pace in found.values() for figure in pace]
-        is_right = fields["schema"] == SCHEMA and all(type(figure) in {int, float} and figure > 0 for figure in figures)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-    return found if is_right else {}
+    return {target: Pace(*figures) for target, figures in (read_checked(cache / FILE, SCHEMA) or {}).items()}
 
 
 def expected(actions: Sequence[Action], steps: Mapping[str, Steps], paces: Mapping[str, Pace]) -> list[Json]:
