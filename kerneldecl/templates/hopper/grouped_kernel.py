@@ -13,13 +13,14 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.templates.gpu.attention_decode_combine import meet
+from kerneldecl.templates.hopper.consumer import Consumer, CtaRank, release
 from kerneldecl.templates.hopper.cta import Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.grouped_config import GroupedKernel
 from kerneldecl.templates.hopper.grouped_scales import Scales, run_scaled
 from kerneldecl.templates.hopper.grouped_scheduler import GroupedScheduler, Tables, fill_tables
 from kerneldecl.templates.hopper.grouped_store import store_rows, store_zeros
-from kerneldecl.templates.hopper.mainloop import Consumer, CtaRank, _release, finish_mainloop, run_mainloop
+from kerneldecl.templates.hopper.mainloop import finish_mainloop, run_mainloop
 from kerneldecl.templates.hopper.store import StoreContext, wait_for_stores
 from kerneldecl.templates.hopper.tma import ENCODE, TmaLoader, load_tile
 
@@ -73,7 +74,7 @@ def _pass_over(consumer, k_tiles):
     """Have a consumer none of whose rows are the group's give stages back as they are filled."""
     for _ in T.serial(k_tiles):
         consumer.barriers.full.wait(consumer.state.stage, consumer.state.phase)
-        _release(consumer, consumer.state.stage)
+        release(consumer, consumer.state.stage)
         consumer.state.advance()
 
 

@@ -13,9 +13,9 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.compiler.matmul_grouped import SCALE_BLOCK
+from kerneldecl.templates.hopper.consumer import fence, issue_mma, release
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.grouped_config import GroupedKernel
-from kerneldecl.templates.hopper.mainloop import _fence, _issue_mma, _release
 
 
 class Scales(NamedTuple):
@@ -57,11 +57,11 @@ def run_scaled(kernel, consumer, scales, at):
             scales.factors[r] = a_scale(kernel, scales, own, i) * scales.b[group, block, i]
         consumer.barriers.full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
-        _issue_mma(products, state.stage, range(gemm.params.mma_tiles), tirx.const(True, "bool"))
+        issue_mma(products, state.stage, range(gemm.params.mma_tiles), tirx.const(True, "bool"))
         T.ptx.wgmma.commit_group.sync.aligned()
         T.ptx.wgmma.wait_group.sync.aligned(0)
-        _fence(scales.products, 0, registers)
-        _release(consumer, state.stage)
+        fence(scales.products, 0, registers)
+        release(consumer, state.stage)
         for x in T.unroll(registers):
             acc[x] = acc[x] + scales.products[x] * scales.factors[x // per_mma_tile * 2 + x // 2 % 2]
         state.advance()
