@@ -54,7 +54,7 @@ def table_row(row: Row) -> Row:
     verified = sum("secs" in each for each in row["candidates"])
     if "rivals" not in row:
         return {"entry": row["entry"], "verified": f"{verified} of {len(row['candidates'])}", "failure": row["failure"]}
-    is_gemm = row["rule"] in {"matmul", "conv2d"}
+    is_gemm = row["rule"] in {"matmul", "matmul_gated", "conv2d"}
     rate = row["flops"] / row["secs"] / 1e12 if is_gemm else bandwidth(row) / 1e9
     triton = row["rivals"].get("triton")
     return {

@@ -19,6 +19,7 @@ from kerneldecl.stages.propose import propose_entries
 from kerneldecl.stages.rebuild import rebuild_objects
 from kerneldecl.stages.remember import remember
 from kerneldecl.stages.retune import check_retuned
+from kerneldecl.stages.rows import choose_rows
 from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, make_plan, misses
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
@@ -40,9 +41,12 @@ STAGES: tuple[Stage, ...] = (
     check_lock,  # now the candidates are known
     tune_entries,
     rebuild_objects,
+    choose_rows,
     link_artifacts,
     write_lock,
 )
+OF_A_TRY: tuple[Stage, ...] = (check_toolchain, lower_entries, exchange, propose_entries, exchange, tune_entries)
+"""Stages where entries have other settings than the declared ones: nothing of it is linked or locked."""
 NOTHING_TO_RUN: tuple[Stage, ...] = (check_lock, link_artifacts, write_lock)
 """Stages where every entry is done, and links at most are missing: no process is started."""
 
@@ -72,12 +76,13 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     if needs_runner:
         with runners() as runner:
             session.started_runner = Counted(runner)
-            _run(session, STAGES)
-    else:
+            _run(session, OF_A_TRY if workspace.is_overridden else STAGES)
+    elif not workspace.is_overridden:
         _run(session, NOTHING_TO_RUN)
     if session.ran or needs_runner or not shows_ranked:
         session.plan = make_plan(workspace)
-    remember(session)
+    if not workspace.is_overridden:
+        remember(session)
     share_all(session)
     return session
 

@@ -9,7 +9,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kerneldecl.errors import TuningError
 from kerneldecl.limits import Budget
@@ -60,6 +60,37 @@ def uses(policy: Policy) -> tuple[PolicyUse, ...]:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A number of rows that is known when a kernel is called, as a table declares it: `m = { upto = 4096, tuned = [1, 16, 128] }`."""
+
+    name: str
+    """Name of the kernel that takes any number of them: that of its entries without the number."""
+    attribute: str
+    place: int
+    """Place of the number in the attribute's list; -1 where the attribute is the number."""
+    upto: int
+    tuned: tuple[int, ...]
+    """Numbers that kernels are tuned for, ascending: an entry each."""
+
+    def of(self, attrs: Mapping[str, Any]) -> int:
+        """Return the number of rows in an entry's attributes."""
+        value = attrs[self.attribute]
+        return int(value if self.place < 0 else value[self.place])
+
+    def at(self, attrs: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """Return an entry's attributes with another number of rows."""
+        listed = None if self.place < 0 else [*attrs[self.attribute][: self.place], rows, *attrs[self.attribute][self.place + 1 :]]
+        return {**attrs, self.attribute: rows if listed is None else tuple(listed)}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "attribute": self.attribute, "place": self.place, "upto": self.upto, "tuned": list(self.tuned)}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Rows:
+        return cls(**{**json, "tuned": tuple(json["tuned"])})
+
+
+@dataclass(frozen=True)
 class Workload:
     """One fully expanded entry of workloads.toml, for one target."""
 
@@ -85,6 +116,18 @@ class Workload:
     budget: Budget = ()
     """What the whole search may take."""
     timing: str = DEFAULT_TIMING
+    rows: Rows | None = None
+    """The rows of which its own number is one that is tuned; None where its number of rows is fixed."""
+
+    @property
+    def takes_any_rows(self) -> bool:
+        """Say whether its kernel takes other numbers of rows, too. That for a single row is no GEMM: it is tuned as any entry is."""
+        return self.rows is not None and self.rows.of(dict(self.attrs)) > 1
+
+    @property
+    def rows_field(self) -> Mapping[str, Any]:
+        """Return what a request holds of the rows that its kernel takes; nothing where it takes its own number alone."""
+        return {"rows": self.rows.to_json()} if self.rows and self.takes_any_rows else {}
 
     @property
     def nan_field(self) -> Mapping[str, str]:
@@ -322,7 +365,7 @@ class Candidate:
 
     def __str__(self) -> str:
         """Return the candidate in one line: `cpu_matmul(m=14 n=32)`."""
-        return f"{self.template}({' '.join(f'{name}={_shown(value)}' for name, value in self.params)})"
+        return f"{self.template}({' '.join(f'{name}={shown_value(value)}' for name, value in self.params)})"
 
     def to_json(self) -> dict[str, object]:
         return {"template": self.template, "params": dict(self.params)}
@@ -377,18 +420,18 @@ class Trial:
         return median(self.samples)
 
 
-def _shown(value: Value) -> str:
+def shown_value(value: Value) -> str:
     if isinstance(value, str) and len(value) > 80:  # a trace
         return hashlib.sha256(value.encode()).hexdigest()[:8]
-    return "x".join(map(_shown, value)) or "none" if isinstance(value, tuple) else str(value).lower()
+    return "x".join(map(shown_value, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 
 def frozen(value: object) -> Value:
     """Return a TOML or JSON value with every list turned into a tuple; raise TypeError for what is no Value."""
-    if isinstance(value, list | tuple):
-        return tuple(frozen(item) for item in value)
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(item) for item in value)
     raise TypeError(f"{type(value).__name__} is not a value of an attribute")
 
 

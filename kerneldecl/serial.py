@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
@@ -60,6 +60,8 @@ def _terms(json: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((axis, coefficient) for axis, coefficient in json)
 
 
+_PLAIN = frozenset({str, int, bool, type(None)})
+"""Types whose values have no other type; an int does for a float."""
 _ONLY_WHERE_TRUE = ("registers", "smem_bytes", "spill_bytes", "is_traceless")
 
 
@@ -99,32 +101,65 @@ def misfit(value: object, hint: Any, where: str) -> str:
 
     What is read from files of others is checked so: dataclasses take whatever they are given.
     """
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        if not isinstance(value, hint):
-            return where
-        return next(filter(None, (misfit(getattr(value, name), of, f"{where}.{name}") for name, of in _hints(hint).items())), "")
-    if get_origin(hint) is tuple:
-        return _misfit_in_tuple(value, get_args(hint), where)
-    return "" if _fits(value, hint, where) else where
+    return "" if _judge(hint)(value) else _place(value, hint, where)
 
 
-def _fits(value: object, hint: Any, where: str) -> bool:
+def _place(value: object, hint: Any, where: str) -> str:
+    """Return the first place of a value that does not fit."""
+    parts: Iterable[tuple[object, Any, str]] = ()
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
+        parts = ((getattr(value, name), of, f"{where}.{name}") for name, of in _hints(hint).items())
+    elif get_origin(hint) is tuple and isinstance(value, tuple):
+        args = get_args(hint)
+        hints = args[:1] * len(value) if args[1:] == (Ellipsis,) else args
+        parts = ((item, of, f"{where}[{at}]") for at, (item, of) in enumerate(zip(value, hints, strict=False)))
+    return next((_place(item, of, place) for item, of, place in parts if not _judge(of)(item)), where)
+
+
+@functools.cache
+def _judge(hint: Any) -> Callable[[Any], bool]:
+    """Return a function that says whether a value is of an annotated type.
+
+    It is made once for a type: a plan's records hold hundreds of thousands of samples, and nearly all fit.
+    """
     origin, args = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        fields = tuple((name, _judge(of)) for name, of in _hints(hint).items())
+        return lambda value: isinstance(value, hint) and _have_types(value, fields)
+    if origin is tuple:
+        return _judge_of_tuples(args)
     if origin in {Union, types.UnionType}:
-        return any(not misfit(value, member, where) for member in args)
+        plain = frozenset(member for member in args if member in _PLAIN)
+        others = tuple(_judge(member) for member in args if member not in plain)
+        return lambda value: type(value) in plain or any(judge(value) for judge in others)
     if origin is Literal:
-        return value in args
+        return lambda value: value in args
     allowed = {int, float} if hint is float else {hint}
-    return not isinstance(hint, type) or type(value) in allowed
+    return (lambda value: type(value) in allowed) if isinstance(hint, type) else lambda _: True
 
 
-def _misfit_in_tuple(value: object, args: tuple[Any, ...], where: str) -> str:
-    if not isinstance(value, tuple):
-        return where
-    hints = (args[0],) * len(value) if len(args) == 2 and args[1] is Ellipsis else args
-    if len(hints) != len(value):
-        return where
-    return next(filter(None, (misfit(item, hint, f"{where}[{at}]") for at, (item, hint) in enumerate(zip(value, hints, strict=True)))), "")
+def _have_types(value: Any, fields: Iterable[tuple[str, Callable[[Any], bool]]]) -> bool:
+    for name, judge in fields:  # noqa: SIM110  a generator for each value takes longer than its judges
+        if not judge(getattr(value, name)):
+            return False
+    return True
+
+
+def _judge_of_tuples(args: tuple[Any, ...]) -> Callable[[Any], bool]:
+    if args[1:] != (Ellipsis,):
+        judges = tuple(map(_judge, args))
+        if len(judges) == 2:
+            first, second = judges
+            return lambda value: isinstance(value, tuple) and len(value) == 2 and first(value[0]) and second(value[1])
+        return lambda value: (
+            isinstance(value, tuple) and len(value) == len(judges) and all(judge(item) for judge, item in zip(judges, value, strict=True))
+        )
+    if args[0] in _PLAIN:
+        return lambda value: isinstance(value, tuple) and {*map(type, value)} <= {args[0]}
+    if args[0] is float:
+        return lambda value: isinstance(value, tuple) and {*map(type, value)} <= {int, float}
+    item_judge = _judge(args[0])
+    return lambda value: isinstance(value, tuple) and all(map(item_judge, value))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Owns layer normalisation over the last axis.
+"""Owns layer normalisation over the last axis, of a sum with a residual and with a quantised result where declared.
 
 Knows nothing of how many passes over its input a schedule makes.
 """
@@ -16,6 +16,8 @@ from kerneldecl.arrays import Array
 from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
+from .shared.norms import Quantized, norm_outputs, norm_problems, norm_tolerance, quantized, residual_sum
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Rule):
@@ -25,28 +27,46 @@ class LayerNorm(Rule):
     """Shape of X and Y; gamma and beta have the last extent."""
     eps: Annotated[float, Gt(0)] = 1e-5
     """Added to the variance."""
+    residual: bool = False
+    """True normalises H = X + R, rounded to dtype; H is the second output."""
+    out_dtype: Quantized = ""
+    """Dtype to which Y is quantised; the last output is its scale for each row, max(|Y|) / 448 for float8_e4m3fn, / 127 for int8."""
     dtype: FloatDtype = "float32"
-    """Dtype of all arguments; 16-bit ones are computed in float32."""
+    """Dtype of all other arguments; 16-bit ones are computed in float32."""
 
     def problems(self) -> Iterator[str]:
-        if not self.shape:
-            yield "shape has no extent"
+        yield from norm_problems(self.shape, self.dtype, self.out_dtype)
 
     def signature(self) -> Signature:
-        row = self.shape[-1:]
-        inputs = Arg("X", self.shape, self.dtype), Arg("gamma", row, self.dtype), Arg("beta", row, self.dtype)
-        return Signature(inputs, (Arg("Y", self.shape, self.dtype),))
+        names = ("X", "R") if self.residual else ("X",)
+        weights = (Arg(name, self.shape[-1:], self.dtype) for name in ("gamma", "beta"))
+        inputs = (*(Arg(name, self.shape, self.dtype) for name in names), *weights)
+        return Signature(inputs, norm_outputs(self.shape, self.dtype, self.out_dtype, has_residual=self.residual))
 
     def lower(self) -> list[Any]:
+        from kerneldecl.compiler.fused_norm import FusedNormSpec
         from kerneldecl.compiler.rowwise import layer_norm
 
-        return layer_norm(self.shape, self.eps, self.dtype)
+        if not self.residual and not self.out_dtype:
+            return layer_norm(self.shape, self.eps, self.dtype)
+        return FusedNormSpec("layer_norm", self.shape, self.dtype, self.eps, self.residual, self.out_dtype or self.dtype).lowered()
 
-    def reference(self, *inputs: Array) -> Array:
-        x, gamma, beta = (array.astype(np.float64) for array in inputs)
+    def reference(self, *inputs: Array) -> Array | list[Array]:
+        gamma, beta = (array.astype(np.float64) for array in inputs[-2:])
+        added = [residual_sum(inputs[0], inputs[1], self.dtype)] if self.residual else []
+        x = added[0] if added else inputs[0].astype(np.float64)
         variance = x.var(axis=-1, keepdims=True)
-        return np.asarray((x - x.mean(axis=-1, keepdims=True)) / np.sqrt(variance + self.eps) * gamma + beta)
+        y = np.asarray((x - x.mean(axis=-1, keepdims=True)) / np.sqrt(variance + self.eps) * gamma + beta)
+        first, *scale = quantized(y, self.out_dtype) if self.out_dtype else (y,)
+        return [first, *added, *scale] if added or scale else first
 
     def flops(self) -> int:
-        """Return eight operations for each element: plus; minus, square, plus; minus, times, times gamma, plus beta."""
-        return 8 * math.prod(self.shape)
+        """Return eight operations for each element: plus; minus, square, plus; minus, times, times gamma, plus beta; and those around."""
+        return (8 + self.residual + 2 * bool(self.out_dtype)) * math.prod(self.shape)
+
+    def takes_special_values(self) -> bool:
+        """Say whether results are defined for infinities and NaN; a quantised row with one of them has no scale."""
+        return not self.out_dtype
+
+    def tolerance(self) -> float:
+        return norm_tolerance(self.dtype, self.out_dtype)

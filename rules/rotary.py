@@ -19,7 +19,7 @@ from .shared.precision import accum_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary(Rule):
-    """Y = X * COS + R * SIN for each token of each head, where R is X with its halves exchanged and the first of them negated."""
+    """Y = X * COS + R * SIN for each token of each head, where R is X with halves (or neighbours) exchanged and the first ones negated."""
 
     tokens: Extent
     """Tokens: rows of the tables."""
@@ -31,6 +31,8 @@ class Rotary(Rule):
     """Sequences, which share the tables."""
     interleaved: Literal["", "x", "y", "xy"] = ""
     """Which of X and Y is stored as [batch, tokens, heads, size], as a projection writes it, rather than [batch, heads, tokens, size]."""
+    pairs: bool = False
+    """True turns neighbours, elements 2 i and 2 i + 1, as GPT-J and GLM do; False turns halves, i and i + size / 2, as Llama does."""
     dtype: FloatDtype = "float32"
     """Dtype of all arguments; 16-bit ones are computed in float32."""
 
@@ -60,7 +62,10 @@ class Rotary(Rule):
             def read(place: Any) -> Any:
                 return x(b, *self._stored("x", h, t), place).astype(accum)
 
-            turned = te.if_then_else(i < half, -read(i + half), read(i - half))
+            if self.pairs:
+                turned = te.if_then_else(i % 2 == 0, -read(i + 1), read(i - 1))
+            else:
+                turned = te.if_then_else(i < half, -read(i + half), read(i - half))
             return (read(i) * cos(t, i).astype(accum) + turned * sin(t, i).astype(accum)).astype(self.dtype)
 
         return [*inputs, te.compute(self._arg("y").shape, element, name="Y")]
@@ -68,8 +73,9 @@ class Rotary(Rule):
     def reference(self, *inputs: Array) -> Array:
         x, cos, sin = (array.astype(np.float64) for array in inputs)
         by_heads = x.swapaxes(1, 2) if "x" in self.interleaved else x
-        low, high = np.split(by_heads, 2, axis=-1)
-        y = by_heads * cos + np.concatenate([-high, low], axis=-1) * sin
+        low, high = (by_heads[..., ::2], by_heads[..., 1::2]) if self.pairs else np.split(by_heads, 2, axis=-1)
+        turned = np.stack([-high, low], axis=-1).reshape(by_heads.shape) if self.pairs else np.concatenate([-high, low], axis=-1)
+        y = by_heads * cos + turned * sin
         return np.asarray(y.swapaxes(1, 2) if "y" in self.interleaved else y)
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:

@@ -142,11 +142,29 @@ def _reduce(dice: Dice) -> Attrs:
 
 
 def _softmax(dice: Dice) -> Attrs:
-    return {"shape": _rows(dice), "dtype": dice.dtype()}
+    return _masked_softmax(dice) if dice.one(True, False, False) else {"shape": _rows(dice), "dtype": dice.dtype()}
+
+
+def _masked_softmax(dice: Dice) -> Attrs:
+    batch, heads, queries, keys = dice.whole(1, 16), dice.whole(1, 16), dice.whole(1, 512), dice.extent(16, 2048)
+    mask = dice.one((), (queries, keys), (batch, 1, queries, keys), (batch, 1, 1, keys))
+    return {"shape": (batch, heads, queries, keys), "scale": 0.125, "mask": mask, "dtype": dice.dtype()}
+
+
+def _cross_entropy(dice: Dice) -> Attrs:
+    return {"rows": dice.whole(1, 8192), "classes": dice.extent(10, 200_000), "dtype": dice.dtype()}
 
 
 def _norm(dice: Dice) -> Attrs:
     return {"shape": (dice.whole(1, 16384), dice.extent(64, 16384)), "dtype": dice.dtype()}
+
+
+QUANTIZED = ((True, ""), (True, "int8"), (True, "float8_e4m3fn"), (False, "int8"), (False, "float8_e4m3fn"))
+
+
+def _fused_norm(dice: Dice) -> Attrs:
+    residual, out = dice.one((False, ""), *QUANTIZED) if dice.limits.has_narrow else (dice.one(True, False), "")
+    return _norm(dice) | {"residual": residual, "out_dtype": out}
 
 
 def _group_norm(dice: Dice) -> Attrs:
@@ -159,7 +177,50 @@ def _group_norm(dice: Dice) -> Attrs:
 OPS = ("copy", "add", "sub", "mul", "div", "relu", "exp", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "silu_mul", "hard_swish")
 
 
+def _gated_halves(dice: Dice) -> Attrs:
+    return {"op": dice.one("silu_mul", "gelu_mul", "gelu_tanh_mul"), "halves": True, "shape": _rows(dice), "dtype": dice.dtype()}
+
+
+def _matmul_gated(dice: Dice) -> Attrs:
+    sizes = {"m": dice.whole(1, 8192), "n": dice.extent(32, 16384), "k": dice.extent(32, 8192)}
+    return sizes | {"gate": dice.one("silu", "silu", "gelu", "gelu_tanh"), "dtype": dice.dtype()}
+
+
+def _pool2d(dice: Dice) -> Attrs:
+    side, kernel = dice.extent(8, 112, 1), dice.one(2, 3, 3)
+    window = {"kh": kernel, "kw": kernel, "stride": dice.one(1, 2, 2), "padding": kernel // 2, "op": dice.one("max", "max", "mean")}
+    image = {"n": dice.whole(1, 64), "h": side, "w": side, "c": dice.extent(16, 512), "layout": dice.one("nhwc", "nchw")}
+    return image | window | {"dtype": dice.dtype()}
+
+
+def _batch_norm(dice: Dice) -> Attrs:
+    side = dice.extent(7, 112, 1)
+    channels, axis = dice.extent(16, 1024), dice.one(1, -1)
+    image = (channels, side, side) if axis == 1 else (side, side, channels)
+    return {"shape": (dice.whole(1, 32), *image), "axis": axis, "activation": dice.one("", "relu"), "dtype": dice.dtype()}
+
+
+def _embedding(dice: Dice) -> Attrs:
+    indices = (dice.whole(1, 32), dice.whole(1, 2048))
+    return {"indices": indices, "rows": dice.whole(100, 100_000), "columns": dice.extent(16, 8192), "dtype": dice.dtype()}
+
+
+def _arg_reduce(dice: Dice) -> Attrs:
+    return {"op": dice.one("argmax", "argmin"), "shape": _rows(dice), "axis": dice.one(-1, -1, 0), "dtype": dice.dtype()}
+
+
+EXPRESSIONS = ("gelu(x) * y + 1", "x * sigmoid(y) + x", "where(x < y, -x / 2, max(x, y))", "exp(min(x, 1)) - abs(y)")
+
+
+def _expression(dice: Dice) -> Attrs:
+    rows, columns = _rows(dice)
+    other = dice.one((rows, columns), (columns,), (rows, 1))
+    return {"expr": dice.one(*EXPRESSIONS), "shapes": ((rows, columns), other), "dtype": dice.dtype()}
+
+
 def _elementwise(dice: Dice) -> Attrs:
+    if dice.one(*range(6)) == 0:
+        return _gated_halves(dice)
     rows, columns = _rows(dice)
     return {"op": dice.one(*OPS), "shape": dice.one((rows, columns), (rows * columns,)), "dtype": dice.dtype()}
 
@@ -174,7 +235,7 @@ def _transpose(dice: Dice) -> Attrs:
 def _rotary(dice: Dice) -> Attrs:
     return {
         "batch": dice.whole(1, 8), "tokens": dice.whole(1, 4096), "heads": dice.whole(1, 64), "size": dice.one(64, 128),
-        "dtype": dice.dtype(),
+        "pairs": dice.one(True, False), "dtype": dice.dtype(),
     }  # fmt: skip
 
 
@@ -193,16 +254,23 @@ def _attention_decode(dice: Dice) -> Attrs:
 
 DRAWN: Mapping[str, tuple[int, Callable[[Dice], Attrs]]] = {
     "matmul": (26, _matmul),
+    "matmul_gated": (2, _matmul_gated),
     "conv2d": (13, _conv2d),
     "gemv": (3, _gemv),
     "gemv_i4": (1, _gemv_i4),
     "reduce": (4, _reduce),
+    "arg_reduce": (1, _arg_reduce),
     "softmax": (3, _softmax),
-    "layer_norm": (2, _norm),
-    "rms_norm": (2, _norm),
+    "cross_entropy": (1, _cross_entropy),
+    "layer_norm": (2, _fused_norm),
+    "rms_norm": (2, _fused_norm),
     "group_norm": (1, _group_norm),
     "elementwise": (4, _elementwise),
+    "expression": (1, _expression),
     "transpose": (1, _transpose),
+    "pool2d": (2, _pool2d),
+    "batch_norm": (1, _batch_norm),
+    "embedding": (1, _embedding),
     "rotary": (1, _rotary),
     "attention": (2, _attention),
     "attention_decode": (1, _attention_decode),

@@ -74,6 +74,18 @@ def contraction_of(space: IterSpace) -> Contraction | str:
     return _read(space, reductions[0])
 
 
+def dequantised_operands(space: IterSpace) -> frozenset[int]:
+    """Return the positions of the operands of a function's only reduction that it computes before, from elements of 8 bits."""
+    at = next(i for i, block in enumerate(space.blocks) if block.is_reduction)
+    dequantising = [
+        block
+        for block in space.blocks[:at]
+        if block.flops_per_point and min(dtype_bytes(read.dtype) for read in block.reads) < dtype_bytes(block.writes[0].dtype)
+    ]
+    computed = {block.writes[0].operand for block in dequantising}
+    return frozenset(position for position, access in enumerate(space.blocks[at].reads) if access.operand in computed)
+
+
 def why_no_tensor_cores(gemm: Contraction, gpu: Gpu) -> str:
     """Return why mma.sync does not take a GEMM, as a sentence; empty where it does."""
     _, m, n, k = gemm.extents

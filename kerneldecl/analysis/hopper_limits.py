@@ -51,6 +51,8 @@ EPILOGUE_BUFFER_CHOICES = (4, 2, 1)
 
 TMA_ALIGN_BYTES = 16
 """Bytes of which tensor-map strides, and the addresses that TMA reads, are multiples (CUDA driver API, cuTensorMapEncodeTiled)."""
+TMA_SMEM_ALIGN_BYTES = 128
+"""Bytes of which the addresses of TMA's boxes in shared memory are multiples (PTX ISA, "cp.async.bulk.tensor")."""
 MAX_TMA_BOX = 256
 """Elements along a side of a TMA box, those that it steps over included (same)."""
 MAX_TMA_BOX_STRIDE = 8

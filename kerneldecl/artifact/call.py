@@ -44,11 +44,16 @@ class Kernel:
         self._wanted = len(self.signature.args)
         self._converts = any(needs_conversion(arg.dtype) for arg in self.signature.args)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if named:
+            expected = signature_text(self.__name__, self.signature)
+            raise TypeError(f"{', '.join(named)} is given by name, and a kernel takes arrays by position; expected {expected}")
         if len(args) == self._inputs != self._wanted:
             if not args:
                 raise TypeError(f"{self!r} has no inputs that say where its outputs shall lie: pass them")
-            args += outputs_beside(args[0], self.signature.outputs)
+            if not hasattr(args[0], "__dlpack__"):
+                raise TypeError(misfit(self, (*args, *[None] * (self._wanted - self._inputs))))
+            args += outputs_beside(args[0], self.signature_of(args).outputs)
         try:
             # tvm_ffi takes arrays as they are, which costs a third of making tensors of them here, and follows torch's stream.
             self._function(*(map(tensor, args) if self._converts else args))
@@ -58,6 +63,10 @@ class Kernel:
                 raise (TypeError if isinstance(error, TypeError) else ValueError)(problem) from None
             raise
         return args[-1] if self._wanted - self._inputs == 1 else args[self._inputs :]
+
+    def signature_of(self, args: Sequence[Any]) -> Signature:  # noqa: ARG002  of any number of rows it depends on them
+        """Return the signature of a call with these arguments."""
+        return self.signature
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -74,9 +83,43 @@ class Kernel:
         return f"<{self.rule} {signature_text(self.__name__, self.signature)}{layout}, on {_DEVICES.get(self.device, self.device)}>"
 
 
+class AnyRowsKernel(Kernel):
+    """One kernel of an artifact that takes any number of rows up to a bound. Its signature is that of the largest number that was tuned."""
+
+    __slots__ = ("_varying", "upto")
+
+    def __init__(self, family: Mapping[str, Any], function: Callable[..., object], device: str) -> None:
+        super().__init__(family, function, device)
+        self.upto: int = family["upto"]
+        self._varying: list[tuple[int, int]] = [(arg, dim) for arg, dim in family["varying"]]
+
+    def signature_at(self, rows: int) -> Signature:
+        """Return the signature of a call with so many rows."""
+        args = [list(arg.shape) for arg in self.signature.args]
+        for arg, dim in self._varying:
+            args[arg][dim] = rows
+        found = [Arg(arg.name, tuple(shape), arg.dtype) for arg, shape in zip(self.signature.args, args, strict=True)]
+        return Signature(tuple(found[: self._inputs]), tuple(found[self._inputs :]))
+
+    def signature_of(self, args: Sequence[Any]) -> Signature:
+        """Return the signature of a call with these arguments; raise ValueError where they have too many rows, or none."""
+        arg, dim = self._varying[0]
+        shape = getattr(args[arg], "shape", ()) if len(args) > arg else ()
+        if len(shape) <= dim:
+            return self.signature
+        if not 1 <= shape[dim] <= self.upto:
+            raise ValueError(f"{self.signature.args[arg].name} has {shape[dim]} rows; {self.__name__} takes 1 to {self.upto}")
+        return self.signature_at(int(shape[dim]))
+
+    def __repr__(self) -> str:
+        shown = signature_text(self.__name__, self.signature)
+        return f"<{self.rule} {shown}, and any other number of rows up to {self.upto}, on {_DEVICES.get(self.device, self.device)}>"
+
+
 def misfit(kernel: Kernel, args: Sequence[Any]) -> str:
     """Return why arguments do not fit a kernel, as one sentence; empty where nothing is found."""
-    signature, expected = kernel.signature, f"expected {signature_text(kernel.__name__, kernel.signature)}"
+    signature = kernel.signature_of(args)
+    expected = f"expected {signature_text(kernel.__name__, signature)}"
     if len(args) != len(signature.args):
         inputs, outputs = len(signature.inputs), len(signature.outputs)
         return f"{counted(len(args), 'array')} given; {expected}: pass {inputs}, or {inputs + outputs} with the outputs to write"

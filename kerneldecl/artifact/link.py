@@ -29,11 +29,13 @@ from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import arch_fields, compilers, digest
+from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import Miss
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import Lowered, TuneResult
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.linkers import Linker
+from kerneldecl.toolchain.rows_dispatch import RowsDispatch, compile_dispatch
 
 
 class Part(NamedTuple):
@@ -42,6 +44,8 @@ class Part(NamedTuple):
     workload: Workload
     lowered: Lowered
     tuned: TuneResult
+    ranges: tuple[tuple[int, int], ...] | None = None
+    """Of rows that are known at run time: the last number of each range, and that which its kernel is tuned for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +104,10 @@ def _swap(fresh: Path, folder: Path) -> None:
 def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
-    library = _write_library(linked, records, store, folder, linker)
-    write_archive(folder / ARCHIVE, _members(records, store))
+    families = [_family(parts, kernels) for parts in _by_rows(linked.parts).values()]
+    dispatches = {family["symbol"]: compile_dispatch(_dispatch(family)) for family in families}
+    library = _write_library(linked, records, store, folder, linker, dispatches)
+    write_archive(folder / ARCHIVE, [*_members(records, store), *((f"{symbol}.o", content) for symbol, content in dispatches.items())])
     held = {record.computation: json.loads(_blob(store, record, "database")) for record in records}
     traceless = {computation: found for computation, found in held.items() if "trace" not in found}
     _write_databases([record for record in records if record.computation not in traceless], held, folder)
@@ -118,6 +124,7 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
         "toolchain": compilers(linked.arch, linked.toolchain),
         "library": library,
         "entries": [_entry(part, kernels, traceless) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
+        **({"rows": families} if families else {}),
         "missing": dict(linked.missing),
         "files": files,
     }
@@ -143,11 +150,55 @@ def _best(records: Sequence[TuneResult]) -> TuneResult:
     return min(right, key=lambda record: (not record.is_measured, not record.is_verified, record.run_secs, record.key))
 
 
-def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, folder: Path, linker: Linker) -> str:
+def _by_rows(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    """Return the parts of which several make one kernel of any number of rows, by its name, in order of their rows."""
+    several: dict[str, list[Part]] = {}
+    for part in parts:
+        if part.workload.rows and part.ranges:
+            several.setdefault(part.workload.rows.name, []).append(part)
+    return {name: sorted(found, key=_tuned_rows) for name, found in several.items()}
+
+
+def _tuned_rows(part: Part) -> int:
+    assert part.workload.rows is not None, "these have rows"
+    return part.workload.rows.of(dict(part.workload.attrs))
+
+
+def _family(parts: Sequence[Part], kernels: Mapping[str, TuneResult]) -> dict[str, Any]:
+    """Return what the manifest says of a kernel of any number of rows: its signature at the largest that is tuned, and its table."""
+    workload, lowered, _, ranges = parts[-1]
+    assert workload.rows is not None, "these have rows"
+    assert ranges is not None, "these have rows"
+    symbols = {_tuned_rows(part): kernels[part.tuned.symbol].symbol for part in parts}
+    return {
+        "name": workload.rows.name,
+        "rule": workload.rule,
+        "attrs": dict(workload.attrs),
+        "symbol": symbol_of(lowered.any_rows),
+        "upto": workload.rows.upto,
+        "varying": [list(place) for place in lowered.varying],
+        **lowered.signature,
+        "table": [{"upto": upto, "tuned": tuned, "symbol": symbols[tuned]} for upto, tuned in ranges],
+        "entries": [part.workload.name for part in parts],
+    }
+
+
+def _dispatch(family: Mapping[str, Any]) -> RowsDispatch:
+    argument, dim = family["varying"][0]
+    table = tuple((each["upto"], each["symbol"]) for each in family["table"])
+    return RowsDispatch(family["symbol"], family["name"], argument, dim, table)
+
+
+def _write_library(
+    linked: Linked, records: Sequence[TuneResult], store: Store, folder: Path, linker: Linker, dispatches: Mapping[str, bytes]
+) -> str:
     with scratch_folder() as scratch:
         objects = [scratch / f"{record.symbol}.o" for record in records]
         for path, record in zip(objects, records, strict=True):
             path.write_bytes(_blob(store, record, "object"))
+        for symbol, content in dispatches.items():
+            objects.append(scratch / f"{symbol}.o")
+            objects[-1].write_bytes(content)
         built = scratch / "library.so"
         linker(built, objects)
         content = built.read_bytes()
@@ -201,13 +252,14 @@ def _blob(store: Store, record: TuneResult, name: str) -> bytes:
 
 
 def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[str]) -> dict[str, Any]:
-    workload, lowered, record = part
+    workload, lowered, record, _ = part
     kernel = kernels[record.symbol]
     return {
         "name": workload.name,
         "rule": workload.rule,
         "attrs": dict(workload.attrs),
         **workload.nan_field,
+        **workload.rows_field,
         "tags": list(workload.tags),
         "symbol": kernel.symbol,
         **lowered.signature,

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kerneldecl.artifact.dispatch import Dispatch
 
 
+_MOST_NAMED = 12
+"""Entries that a message names."""
+
+
 class Artifact(Mapping[str, "Kernel"]):
     """The kernels of a loaded artifact by entry name, each called as `artifact[name](*inputs)` or `artifact[name](*inputs, *outputs)`."""
 
@@ -27,6 +31,7 @@ class Artifact(Mapping[str, "Kernel"]):
         self.folder = folder
         self.manifest = manifest
         self._entries = {entry["name"]: entry for entry in manifest["entries"]}
+        self._any_rows = {family["name"]: family for family in manifest.get("rows", ())}
         self._kernels: dict[str, Kernel] = {}
         self.library = load_library(folder / manifest["library"], manifest["arch"]["kind"])
 
@@ -43,7 +48,10 @@ class Artifact(Mapping[str, "Kernel"]):
         """
         from kerneldecl.artifact.dispatch import Dispatch
 
-        found = [each for each in self if each == name or each.startswith(f"{name}[")]
+        of_any_rows = {entry for family in self._any_rows.values() for entry in family["entries"]}
+        found = [each for each in self if each not in of_any_rows and (each == name or each.startswith(f"{name}["))]
+        if not found and name in self._any_rows:
+            raise KeyError(f"{name!r} is one kernel that takes any number of rows: call artifact[{name!r}]")
         if not found:
             raise KeyError(
                 f"no entry of {self.folder} is called {name!r}; it holds {', '.join(sorted({each.partition('[')[0] for each in self}))}"
@@ -61,14 +69,29 @@ class Artifact(Mapping[str, "Kernel"]):
         return register(self, namespace)
 
     def _kernel(self, name: str) -> Kernel:
-        from kerneldecl.artifact.call import Kernel
+        from kerneldecl.artifact.call import AnyRowsKernel, Kernel
 
+        if name in self._any_rows:
+            family = self._any_rows[name]
+            return AnyRowsKernel(family, self.library.get_function(family["symbol"]), self.manifest["arch"]["kind"])
         if name in self.manifest["missing"]:
             raise KeyError(f"{name!r} is not in {self.folder}, which was linked without it: {self.manifest['missing'][name]}")
         if name not in self._entries:
-            raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._entries)}")
+            raise KeyError(f"{name!r} is not in {self.folder}; {self._instead(name)}")
         entry = self._entries[name]
         return Kernel(entry, self.library.get_function(entry["symbol"]), self.manifest["arch"]["kind"])
+
+    def _instead(self, name: object) -> str:
+        """Return what to ask for instead of an entry that is not there."""
+        from kerneldecl.diagnostics.messages import nearest
+
+        if sizes := [each for each in self._entries if each.startswith(f"{name}[")]:
+            return f"dispatch({name!r}) chooses among its sizes, and one of them is {sizes[0]!r}"
+        names = (*self._any_rows, *self._entries)
+        near = nearest(str(name).partition("@")[0], names)
+        few = names[:_MOST_NAMED]
+        more = f" and {len(names) - len(few)} more" if len(names) > len(few) else ""
+        return (f"did you mean {near!r}? " if near else "") + f"it holds {', '.join(few)}{more}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -115,4 +138,5 @@ def _artifact_folder(path: Path) -> Path:
     if len(below) == 1:
         return below[0]
     choices = f"; choose one of {', '.join(str(folder) for folder in below)}" if below else ""
-    raise ArtifactError(f"{path} holds {len(below) or 'no'} artifact{'s' if len(below) > 1 else ''}{choices}")
+    way_out = choices or "; `kerneldecl build` links them into dist/NAME-VERSION/TARGET, which is the folder to give"
+    raise ArtifactError(f"{path} holds {len(below) or 'no'} artifact{'s' if len(below) > 1 else ''}{way_out}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,17 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
     return next(_defects(manifest, text), "") or manifest
 
 
+def symbols_of(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the symbols of an artifact's library."""
+    return {each["symbol"] for each in (*manifest["entries"], *manifest.get("rows", ()))}
+
+
+def with_called(manifest: Mapping[str, Any], symbols: Iterable[str]) -> list[str]:
+    """Return symbols and, after those that take any number of rows, the kernels that they call."""
+    tables = {family["symbol"]: [each["symbol"] for each in family["table"]] for family in manifest.get("rows", ())}
+    return list(dict.fromkeys(found for symbol in symbols for found in (symbol, *tables.get(symbol, ()))))
+
+
 def _defects(manifest: Any, text: bytes) -> Iterator[str]:
     """Yield what is wrong with a manifest of this text; what follows a defect may rely on it."""
     if not isinstance(manifest, dict) or not {"schema", "digest", "key", "entries", "missing", "files", "library"} <= manifest.keys():
@@ -111,6 +122,40 @@ def _wrong_fields(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{printable(name)} is not among its files" for name in needed if name not in files)
     for position, entry in enumerate(manifest["entries"]):
         yield from (f"entries[{position}] {wrong}" for wrong in _wrong_entry(entry, files))
+    families = manifest.get("rows", [])
+    symbols = {entry["symbol"] for entry in manifest["entries"] if isinstance(entry, dict) and "symbol" in entry}
+    if not isinstance(families, list):
+        yield "rows is no list"
+        return
+    yield from (f"rows[{position}] {wrong}" for position, family in enumerate(families) for wrong in _wrong_family(family, symbols))
+
+
+def _wrong_family(family: Any, symbols: set[str]) -> Iterator[str]:
+    """Yield what is wrong with a kernel of any number of rows; its table names kernels of these symbols."""
+    if not isinstance(family, dict) or not isinstance(family.get("name"), str) or not isinstance(family.get("attrs"), dict):
+        yield "has no name or attributes"
+    elif not is_signature(family) or not _SYMBOL.fullmatch(str(family.get("symbol", ""))) or not isinstance(family.get("rule"), str):
+        yield "has no rule, symbol, inputs or outputs"
+    elif type(family.get("upto")) is not int or not _are_places(family.get("varying"), family):
+        yield "has no extents that vary, or no bound of them"
+    elif not _are_ranges(family.get("table"), symbols) or not isinstance(family.get("entries"), list):
+        yield "has no table of its kernels"
+
+
+def _are_places(places: Any, family: Mapping[str, Any]) -> bool:
+    """Say whether these are dimensions of a signature's arguments, of an input first."""
+    args = [*family["inputs"], *family["outputs"]]
+    if not isinstance(places, list) or not places or not all(isinstance(place, list) and len(place) == 2 for place in places):
+        return False
+    if not all(type(number) is int and number >= 0 for place in places for number in place):
+        return False
+    return places[0][0] < len(family["inputs"]) and all(arg < len(args) and dim < len(args[arg]["shape"]) for arg, dim in places)
+
+
+def _are_ranges(table: Any, symbols: set[str]) -> bool:
+    if not isinstance(table, list) or not table or not all(isinstance(each, dict) for each in table):
+        return False
+    return all(type(each.get("upto")) is int and type(each.get("tuned")) is int and each.get("symbol") in symbols for each in table)
 
 
 def _has_device(arch: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerneldecl.cli.completion import complete_plugin
 from kerneldecl.cli.options import Settings, json_option, print_result
 from kerneldecl.cli.table import table, window, wrapped
 from kerneldecl.diagnostics.signatures import signature_text
@@ -36,13 +37,13 @@ next: `kerneldecl archs ARCH` shows all figures, `kerneldecl doctor --propose-ar
 
 
 @click.command()
-@click.argument("rule", required=False)
+@click.argument("rule", required=False, shell_complete=complete_plugin("rules"))
 @click.option("--write", "folder", type=click.Path(path_type=Path), metavar="FOLDER", help="Write a page of each rule as Markdown there.")
 @json_option
 @click.pass_obj
 def rules(settings: Settings, rule: str | None, folder: Path | None, as_json: bool) -> None:
     """List the rules, or show one, also by other names of operators: its attributes, its kernel's arguments, an entry to paste."""
-    from kerneldecl.declare.catalogue import rule_page, rule_pages
+    from kerneldecl.declare.catalogue import rule_descriptions, rule_page, rule_pages
 
     if folder is not None:
         from kerneldecl.cli.rule_pages import write_rule_pages
@@ -50,12 +51,15 @@ def rules(settings: Settings, rule: str | None, folder: Path | None, as_json: bo
         files = write_rule_pages(settings.root, folder)
         print_result(as_json, {"schema": 1, "files": [str(file) for file in files]}, lambda _: f"{len(files)} pages in {folder}")
         return
+    if not rule and not as_json:
+        print_result(as_json, rule_descriptions(settings.root), _rules_text)
+        return
     pages = (rule_page(settings.root, rule),) if rule else rule_pages(settings.root)
-    _print(as_json, pages, _rule_text if rule else None, _rules_text)
+    _print(as_json, pages, _rule_text if rule else None, lambda _: "")
 
 
 @click.command()
-@click.argument("policy", required=False)
+@click.argument("policy", required=False, shell_complete=complete_plugin("policies"))
 @json_option
 @click.pass_obj
 def policies(settings: Settings, policy: str | None, as_json: bool) -> None:
@@ -67,7 +71,7 @@ def policies(settings: Settings, policy: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("template", required=False)
+@click.argument("template", required=False, shell_complete=complete_plugin("templates"))
 @json_option
 @click.pass_obj
 def templates(settings: Settings, template: str | None, as_json: bool) -> None:
@@ -79,7 +83,7 @@ def templates(settings: Settings, template: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("arch", required=False)
+@click.argument("arch", required=False, shell_complete=complete_plugin("archs"))
 @json_option
 @click.pass_obj
 def archs(settings: Settings, arch: str | None, as_json: bool) -> None:
@@ -97,8 +101,8 @@ def _print(as_json: bool, pages: Sequence[Any], one: Callable[[Any], str] | None
     print_result(as_json, {"schema": 1, "found": fields}, lambda _: text)
 
 
-def _rules_text(pages: Sequence[RulePage]) -> str:
-    rows = [(page.name, _first_sentence(page.description)) for page in pages]
+def _rules_text(found: Sequence[tuple[str, str]]) -> str:
+    rows = [(name, _first_sentence(description)) for name, description in found]
     return "\n".join([*table(("rule", "computes"), rows, window()), "", _OTHER_OPERATORS])
 
 

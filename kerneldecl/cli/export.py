@@ -130,15 +130,14 @@ def about(entry: EntryPlan) -> list[str]:
 
 def figures(entry: EntryPlan) -> dict[str, float]:
     """Return the work of a call, the least time that the device's peak and bandwidth allow, and the record's time."""
-    from kerneldecl.cli.report import roofline_of
+    from kerneldecl.planning.roofline import roofline_of
 
     assert entry.lowered is not None, "what is exported is tuned"
     assert entry.tuned is not None, "what is exported is tuned"
     roofline = roofline_of(entry)
-    least_secs = max(roofline.flops / roofline.peak_flops_per_s, roofline.least_bytes / roofline.dram_bytes_per_s)
     return {
         "flops": roofline.flops,
         "least_bytes": roofline.least_bytes,
-        "least_secs": float(f"{least_secs:.4g}"),
+        "least_secs": float(f"{roofline.least_secs:.4g}"),
         "recorded_secs": entry.tuned.run_secs,
     }

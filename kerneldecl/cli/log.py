@@ -25,7 +25,7 @@ from kerneldecl.errors import ExitCode, ToolchainError
 def log(settings: Settings, /, which: str, trace: Path | None, as_json: bool) -> int:
     """Say what the last build did, and for how long each process was busy."""
     from kerneldecl.cli.event_log import FILE, read_log
-    from kerneldecl.cli.spans import chrome_trace, spans, summary
+    from kerneldecl.report.spans import chrome_trace, spans, summary
 
     path = settings.root / "cache" / FILE
     if not path.is_file():

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kerneldecl.cli.spans import BUILD, ENTRIES, Span
+from kerneldecl.report.spans import BUILD, ENTRIES, Span
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NANO = 1_000_000_000

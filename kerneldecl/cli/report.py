@@ -5,13 +5,11 @@ Knows nothing of terminals, exit codes or of how results were obtained.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerneldecl.cli.steps import Steps
-from kerneldecl.cli.summary import TRY_AGAIN
 from kerneldecl.cli.table import folded, table, wrapped
 from kerneldecl.diagnostics.units import amount, counted, duration
 from kerneldecl.model import SPECIALIZE, Trial
@@ -19,12 +17,17 @@ from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.planning.roofline import Roofline, roofline_of, roofline_share
 from kerneldecl.stages.suspect import why_suspect
 from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
 SCHEMA = 1
+TRY_AGAIN = "verdicts are remembered: `kerneldecl build --retune ENTRY` finds them out again, a higher `generation` does so for everybody"
+"""The way out for an entry whose candidates were wrong through no fault of theirs."""
 _MOST_CAUSES = 20
 """Causes of one action that `why` prints."""
+_LEAST_REASON = 28
+"""Columns that a reason must have beside names; else it stands below them."""
 _WIDE = 120
 """Columns of a window that has room for rates beside their shares."""
 Json = dict[str, Any]
@@ -51,19 +54,18 @@ def _causes_json(action: Action) -> list[Json]:
     return [cause._asdict() for cause in action.causes]
 
 
-def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps]) -> str:
-    """Return the actions that a build would run, a line each with the reason, and a summary."""
+def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps], width: int = 0) -> str:
+    """Return the actions that a build would run, a line each with the reason, and a summary, in `width` columns, 0 for any."""
     misses = [action for action in actions if not action.is_hit]
     by_entry: dict[str, list[Action]] = {}
     for action in misses:
         by_entry.setdefault(action.entry, []).append(action)
-    width = max(map(len, by_entry), default=0)
     # An action that waits for an earlier one has no reason of its own.
     kinds = {entry: _kinds(several) for entry, several in by_entry.items()}
-    wide = max(map(len, kinds.values()), default=0)
-    lines = [
-        f"{kinds[entry]:<{wide}}  {entry:<{width}}  {several[0].reason}{_bracketed(steps, entry)}" for entry, several in by_entry.items()
-    ]
+    wide = max(map(len, by_entry), default=0)
+    rows = [(kinds[entry], entry.ljust(wide), f"{several[0].reason}{_bracketed(steps, entry)}") for entry, several in by_entry.items()]
+    fits = not width or max((len(kind) + wide for kind, *_ in rows), default=0) + _LEAST_REASON <= width
+    lines = table((), rows, width) if rows and fits else [line for row in rows for line in _stacked(row, width)]
     entries = {action.entry for action in actions if action.kind != "link"}
     done = len(entries - by_entry.keys())
     waiting = sum(action.state is State.WAITING for action in misses)
@@ -74,6 +76,12 @@ def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps]) -> str:
             f"{counted(len(entries), 'entry', 'entries')}: {done} up to date; {counted(len(misses) - waiting, 'action')} to run{follow}",
         ]
     )
+
+
+def _stacked(row: Sequence[str], width: int) -> list[str]:
+    """Return a row whose names leave no room for the reason: that stands below them."""
+    kind, entry, reason = row
+    return [f"{entry.rstrip()}: {kind}", *(f"  {line}" for line in wrapped(reason, width - 2))]
 
 
 def _bracketed(steps: Mapping[str, Steps], entry: str) -> str:
@@ -165,26 +173,6 @@ def _idea_json(source: Mapping[str, str], names: Mapping[str, str]) -> Json:
     return {**source, **({"entry": entry} if entry else {})}
 
 
-class Roofline(NamedTuple):
-    """What bounds a kernel: its work, and the device's rates."""
-
-    flops: float
-    least_bytes: float
-    peak_flops_per_s: float
-    dram_bytes_per_s: float
-
-
-def roofline_of(entry: EntryPlan) -> Roofline:
-    """Return what bounds a tuned entry's kernel."""
-    assert entry.lowered is not None, "what is tuned is lowered"
-    assert entry.tuned is not None, "it is tuned"
-    # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
-    peaks = entry.tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
-    device = dataclasses.replace(entry.arch.device, **peaks)
-    peak = device.peak_flops_per_s(entry.lowered.space.dtype)
-    return Roofline(entry.lowered.flops, entry.lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
-
-
 def _first_reason(entry: EntryPlan) -> str:
     """Return why the first action that is not done is not; later ones wait for it."""
     return next(action.reason for action in entry.actions if not action.is_hit)
@@ -257,7 +245,7 @@ def _candidates_text(json: Json, width: int) -> list[str]:
     rows = [_row(c, others, rates) for c in verified]
     lines = _with_candidates((json["timing"], *others, "predicted", *rates, "of peak", "DRAM", "error"), rows, verified, width)
     if missing := [protocol for protocol in json["protocols"] if protocol not in verified[0]["timings"]]:
-        lines.append(f"the winner was not timed {' or '.join(missing)}: its record is older; --retune {json['entry']} times it")
+        lines.append(f"the winner was not timed {' or '.join(missing)}: `kerneldecl build --retune '{json['entry']}'` does that")
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
     lines += _suspect_text(json)
@@ -305,14 +293,17 @@ def _error(error: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    return "x".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)
+    if not isinstance(value, tuple | list):
+        return str(value)
+    return ("x" if all(type(item) is int for item in value) else "+").join(map(_short, value)) or "none"
 
 
-def query_json(entries: Sequence[EntryPlan]) -> Json:
-    return {"schema": SCHEMA, "entries": [_entry_json(entry) for entry in entries]}
+def query_json(entries: Sequence[EntryPlan], failed: Mapping[str, str] = MappingProxyType({})) -> Json:
+    """Return what is known of entries; `failed` says why the last build failed some."""
+    return {"schema": SCHEMA, "entries": [_entry_json(entry, failed.get(entry.entry, "")) for entry in entries]}
 
 
-def _entry_json(entry: EntryPlan) -> Json:
+def _entry_json(entry: EntryPlan, failure: str) -> Json:
     tuned = entry.tuned
     return {
         "entry": entry.entry,
@@ -323,16 +314,9 @@ def _entry_json(entry: EntryPlan) -> Json:
         "keys": {action.kind: action.key for action in entry.actions},
         "winner": str(tuned.winner) if tuned else None,
         "run_secs": tuned.run_secs if tuned else None,
+        "roofline_share": roofline_share(entry) if tuned and tuned.is_measured else None,
         "unmeasured": entry.is_unmeasured,
         "measured": tuned.coverage if tuned else "",
+        "stale": not entry.is_done,
+        "failed": failure,
     }
-
-
-def query_text(json: Json, width: int = 0) -> str:
-    """Return a line for each entry with time and winner, which is wrapped in a window of `width` columns; 0 for no window."""
-    rows = []
-    for entry in json["entries"]:
-        note = "  (expected, not measured)" if entry["unmeasured"] else f"  ({entry['measured']} measured)" * bool(entry["measured"])
-        found = (duration(entry["run_secs"]), f"{entry['winner']}{note}") if entry["winner"] else ("not tuned", "")
-        rows.append((entry["entry"], *found))
-    return "\n".join(table((), rows, width))

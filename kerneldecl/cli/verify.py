@@ -72,7 +72,7 @@ def references_of(folder: Path, manifest: Json, root: Path, scratch: Path, runne
         {
             "action": "reference_of",
             "roots": roots,
-            "asked": {name: entry[name] for name in ("rule", "attrs", "nan") if name in entry},
+            "asked": {name: entry[name] for name in ("rule", "attrs", "nan", "rows") if name in entry},
             "computation": entry["computation"],
             "file": str(scratch / f"{entry['computation']}.json"),
             "is_exact": False,
@@ -99,7 +99,7 @@ def verify_text(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for artifact in found["artifacts"]:
         if artifact["defect"]:
-            lines.append(f"{artifact['artifact']}: {artifact['defect']}; run `kerneldecl build` to rebuild it")
+            lines.append(f"{artifact['artifact']}: {artifact['defect']}; `kerneldecl build` makes it")
             continue
         lines += [_line(entry) for entry in artifact["entries"]]
         lines += [f"missing  {name}  {reason}" for name, reason in artifact["missing"].items()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kerneldecl.artifact.manifest import read_manifest
@@ -32,9 +33,10 @@ Records = Callable[[Sequence[str]], Mapping[str, Record]]
 Side = Mapping[str, Measured]
 
 
-def read_side(root: Path, named: str) -> Side:
+def read_side(root: Path, named: str, known: Side = MappingProxyType({})) -> Side:
     """Return the entries of what is named: an artifact's folder, a package, a lock file, or a git revision of the workspace.
 
+    An entry of a lock that is as one of `known` is that one, and its record is not read.
     Raise ArtifactError for an artifact that is not sound, DeclarationError for what is none of them.
     """
     path = root / named
@@ -44,8 +46,8 @@ def read_side(root: Path, named: str) -> Side:
     if path.is_dir():
         return _of_artifact(root, path)
     if path.is_file():
-        return _of_lock(_text(path), _stored(path.parent / "cache", root / "cache"))
-    return _of_lock(_of_revision(root, named), lambda keys: _committed(root, named, keys))
+        return _of_lock(_text(path), _stored(path.parent / "cache", root / "cache"), known)
+    return _of_lock(_of_revision(root, named), lambda keys: _committed(root, named, keys), known)
 
 
 def _text(path: Path) -> str:
@@ -92,13 +94,23 @@ def _as_said(entry: Measured, said: Mapping[str, Any]) -> Measured:
     return replace(entry, samples=samples, timing=str(said.get("timing", "")), timings=timings) if samples else entry
 
 
-def _of_lock(text: str, records: Records) -> Side:
+def _of_lock(text: str, records: Records, known: Side) -> Side:
     entries = locked_entries(text)
     if entries is None:
         raise ArtifactError("the lock is not one that kerneldecl has written")
-    present = [entry for entry in entries if not entry.get("missing")]
-    known = records([str(entry["key"]) for entry in present])
-    return {str(entry["name"]): _with_record(_of_block(entry), known.get(str(entry["key"]))) for entry in present}
+    blocks = [_of_block(entry) for entry in entries if not entry.get("missing")]
+    found = records([block.key for block in blocks if not _is_as(block, known.get(block.name))])
+    return {
+        block.name: known[block.name] if _is_as(block, known.get(block.name)) else _with_record(block, found.get(block.key))
+        for block in blocks
+    }
+
+
+def _is_as(block: Measured, known: Measured | None) -> bool:
+    """Say whether a lock's entry is one that is known; locks have times in four figures."""
+    if known is None or (block.key, block.winner, block.code) != (known.key, known.winner, known.code):
+        return False
+    return (block.run_secs and f"{block.run_secs:.4g}") == (known.run_secs and f"{known.run_secs:.4g}")
 
 
 def _of_block(entry: Mapping[str, Any]) -> Measured:

@@ -25,9 +25,10 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
+from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, unit_of, with_upto
 from kerneldecl.errors import DeclarationError
 from kerneldecl.limits import MOST_TOLERANCE
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Rows, dtype_bytes
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points
@@ -44,10 +45,15 @@ Spec = Mapping[str, Any]
 """A workload spec, with the digest of its computation: root, cache, rule, attrs, computation."""
 
 
-def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "") -> dict[str, Any]:
-    """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything."""
+def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: Json | None = None) -> dict[str, Any]:
+    """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything.
+
+    `rows` says which attribute is known when a kernel is called.
+    """
     declared = _rule(root, rule, attrs)
-    mod = _with_nan(canonical.lower(declared), nan)
+    spec = {"root": root, "rule": rule, "attrs": attrs, **({"nan": nan} if nan else {}), **({"rows": rows} if rows else {})}
+    mod = _module(spec)
+    varying = _varying(spec) if rows else {}
     if not 0 <= declared.tolerance() <= MOST_TOLERANCE:
         expected = f"expected a number from 0 to {MOST_TOLERANCE:g}: any kernel would pass"
         raise ValueError(f"tolerance() is {declared.tolerance():g}; {expected}")
@@ -59,7 +65,51 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "") -> dict
         "least_bytes": declared.least_bytes(),
         "tolerance": declared.tolerance(),
         "space": to_json(iter_space(mod)),
+        **varying,
     }
+
+
+def _varying(spec: Spec) -> dict[str, Any]:
+    """Return the argument and the dimension of each extent that is the number of rows; raise ValueError where others depend on it."""
+    rows = Rows.from_json(spec["rows"])
+    now = rows.of(spec["attrs"])
+    one, other = (_rule(spec["root"], spec["rule"], rows.at(spec["attrs"], count)).signature() for count in (now, now + 2))
+    found: list[list[int]] = []
+    for place, (arg, later) in enumerate(zip(one.args, other.args, strict=True)):
+        for dim, (extent, grown) in enumerate(zip(arg.shape, later.shape, strict=True)):
+            if (extent, grown) == (now, now + 2):
+                found.append([place, dim])
+            elif extent != grown:
+                raise ValueError(
+                    f"dimension {dim} of {arg.name} is {extent} for {now} rows; expected {rows.attribute} itself, or no change"
+                )
+    if not any(place < len(one.inputs) for place, _ in found):
+        raise ValueError(f"{rows.attribute} is an extent of no input: nothing tells a call's rows")
+    return {"varying": found, "any_rows": canonical.module_digest(_any_rows(spec))}
+
+
+def _any_rows(spec: Spec) -> tvm.IRModule:
+    """Return the computation of any number of rows; raise ValueError where it is not one for all of them."""
+    general = for_any_rows(functools.partial(_at_rows, spec), _rows_of(spec), ONE_ROW)
+    if general is None:
+        raise ValueError(f"what rule {spec['rule']} computes depends on {Rows.from_json(spec['rows']).attribute} by more than extents")
+    return general
+
+
+def _rows_of(spec: Spec) -> int:
+    return Rows.from_json(spec["rows"]).of(spec["attrs"])
+
+
+def _at_rows(spec: Spec, count: int) -> tvm.IRModule:
+    """Return the module of another number of rows."""
+    attrs = Rows.from_json(spec["rows"]).at(spec["attrs"], count)
+    return _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], attrs)), spec.get("nan", ""))
+
+
+def _module(spec: Spec) -> tvm.IRModule:
+    """Return a workload's module: with the most rows that its kernels may be called with, where that is another number."""
+    mod = _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"])), spec.get("nan", ""))
+    return with_upto(mod, spec["rows"]["upto"]) if "rows" in spec else mod
 
 
 def _names_digest(mod: tvm.IRModule) -> str:
@@ -76,7 +126,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     mod, parsed = lowered(spec), arch_from_json(arch)
     result = _scheduled(spec, mod, Candidate.from_json(candidate), parsed)
     if result is None:
-        return {"failure": "the template does not apply"}
+        return {"failure": "the template gives no kernel of any number of rows" if "rows" in spec else "the template does not apply"}
     scheduled, symbol = result.digest, symbol_of(spec["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain, spec.get("names", ""))
     store = _store(spec)
@@ -148,10 +198,25 @@ def _traceless_unless_replayable(result: Any, mod: tvm.IRModule) -> Any:
 
 
 def _scheduled(spec: Spec, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> cpu.ScheduledModule | None:
+    if "rows" in spec:
+        return _for_any_rows(spec, candidate, arch)
     if candidate.template != SPECIALIZE:
         return cpu.apply_candidate(Path(spec["root"]), mod, candidate, arch)
     kernels = _custom_kernels(json.dumps(spec, sort_keys=True), json.dumps(to_json(arch), sort_keys=True))
     return kernels[int(dict(candidate.params)["variant"])]  # type: ignore[arg-type]  # it is a number
+
+
+def _for_any_rows(spec: Spec, candidate: Candidate, arch: Arch) -> cpu.ScheduledModule | None:
+    """Return a candidate for any number of rows; None where it relies on a number, as custom kernels and traces do."""
+    if candidate.template in {SPECIALIZE, TRACE}:
+        return None
+
+    def applied(count: int) -> tvm.IRModule | None:
+        found = cpu.apply_candidate(Path(spec["root"]), _at_rows(spec, count), candidate, arch)
+        return None if found is None else found.mod
+
+    general = for_any_rows(applied, _rows_of(spec), unit_of(dict(candidate.params)))
+    return None if general is None else cpu.ScheduledModule(with_upto(general, spec["rows"]["upto"]), None)
 
 
 def scheduled_winner(spec: Spec, candidate: Candidate, arch: Arch) -> tvm.IRModule:
@@ -169,7 +234,7 @@ def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
     if result.schedule:
         held = dataclasses.asdict(cpu.database_lines(result.schedule, mod, parsed))
     else:
-        held = dataclasses.asdict(traceless_function(mod, result.mod))
+        held = dataclasses.asdict(traceless_function(_any_rows(spec) if "rows" in spec else mod, result.mod))
     return {"database": json.dumps(held, sort_keys=True), "source": result.mod["main"].script()}
 
 
@@ -185,12 +250,12 @@ def reference_of(roots: Sequence[str], asked: Json, computation: str, file: str,
     computation as TVM's JSON. Raise ValueError where neither is so. Without `is_exact`, a rule that is there and computes something else
     is taken before the file: the kernel must then agree with what its rule and attributes say.
     """
-    rule, attrs, nan = asked["rule"], asked["attrs"], asked.get("nan", "")
+    rule, nan = asked["rule"], asked.get("nan", "")
     others = []
     for root in roots:
         # Whatever it raises: it may be of another version, or its files may be elsewhere.
         with contextlib.suppress(Exception):
-            if canonical.module_digest(_with_nan(canonical.lower(_rule(root, rule, attrs)), nan)) == computation:
+            if canonical.module_digest(_module({"root": root, **asked})) == computation:
                 return {"root": root, **asked}
             others.append(root)
     if others and not is_exact:
@@ -322,7 +387,7 @@ def lowered(spec: Spec) -> tvm.IRModule:
     """Return the workload's module; raise ValueError if it is not the computation that was planned."""
     text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:
-        mod = _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"])), spec.get("nan", ""))
+        mod = _module(spec)
         if canonical.module_digest(mod) != spec["computation"] or spec.get("names", "") not in {"", _names_digest(mod)}:
             raise ValueError(f"rule {spec['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()

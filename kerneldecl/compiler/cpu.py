@@ -22,7 +22,9 @@ from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.passes.bool_operands import integer_bools
 from kerneldecl.compiler.passes.float8 import exact_float8
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, nan_results
+from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.compiler.prim_funcs import is_tirx, traceless_digest, traceless_module
+from kerneldecl.compiler.rows import UPTO
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins.load import load_module
 
@@ -106,7 +108,9 @@ def assembly(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
 
 def _library(mod: tvm.IRModule, arch: Arch, symbol: str) -> Any:
     func = mod["main"].with_attr("global_symbol", symbol)
-    return tvm.tirx.build(tvm.IRModule({symbol: func}), target=target_of(arch), pipeline=PIPELINE)
+    # TVM narrows indices whose extents it knows. Where it does not, its loop partitioning mixes widths.
+    found = narrowed(tvm.IRModule({symbol: func})) if UPTO in (func.attrs or {}) else tvm.IRModule({symbol: func})
+    return tvm.tirx.build(found, target=target_of(arch), pipeline=PIPELINE)
 
 
 def _mixed_pipeline() -> Any:

@@ -28,8 +28,9 @@ import tvm_ffi
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm_ffi import structural
 
-from kerneldecl.compiler.canonical import signature_of
+from kerneldecl.compiler.canonical import arguments_of
 from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
+from kerneldecl.compiler.passes.aligned_vectors import aligned_vectors
 from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
 from kerneldecl.compiler.passes.nan import carried, gives_nan, has_instruction, with_nan_in_cuda
 from kerneldecl.compiler.passes.registers import lane_arrays, narrowed, unrolled
@@ -50,7 +51,9 @@ _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
 _BY_NAME = ("tirx.tvm_call_packed", "tirx.call_extern")
 
-Call = tuple[str, dict[str, int]]
+Extent = int | str
+"""A number, or as text what it is computed from where that is known when the function is called."""
+Call = tuple[str, Mapping[str, Extent]]
 """A launch: the kernel's name, and the extent of each launch parameter."""
 
 
@@ -59,11 +62,11 @@ class Launch:
     """One launch of a kernel: grid, block and cluster dimensions, and the resources of a block."""
 
     kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    grid: tuple[Extent, Extent, Extent]
+    block: tuple[Extent, Extent, Extent]
     dynamic_smem_bytes: int
     """Dynamic shared memory per block; `usage.smem_bytes` is added to it."""
-    cluster: tuple[int, int, int]
+    cluster: tuple[Extent, Extent, Extent]
     """Blocks per cluster in each dimension."""
     usage: Usage
 
@@ -168,7 +171,9 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
     with tvm.transform.PassContext(config=_pass_config(func)), _source_only():
-        bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
+        bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(
+            mod if is_tirx(func) else aligned_vectors(narrowed(mod))
+        )
         host, devices = split_host_device_mods(lower(bound))
         vendor_calls = tuple(text for each in host.functions.values() for text in _named_calls(each.body, VENDOR_CALLS))
         if not devices:
@@ -245,15 +250,15 @@ def _calls(stmt: Any) -> Iterator[Call]:
     if isinstance(call, tvm.ir.Call) and call.op.name == "tirx.call_ffi_kernel":
         params = [str(name) for name in call.attrs.launch_params]
         names = [name for name in params if "Idx." in name or name == _DYNAMIC_SMEM]  # the others are flags without a value
-        extents = [int(extent) for extent in call.args[-len(names) :]]
+        extents = [int(extent) if isinstance(extent, tvm.tirx.IntImm) else str(extent) for extent in call.args[-len(names) :]]
         yield str(call.args[0].value), {**dict.fromkeys(params, 1), **dict(zip(names, extents, strict=True))}
     for part in (*getattr(stmt, "seq", ()), *(getattr(stmt, name, None) for name in ("body", "then_case", "else_case"))):
         if part is not None:
             yield from _calls(part)
 
 
-def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
-    def dims(name: str) -> tuple[int, int, int]:
+def _launch(kernel: str, extents: Mapping[str, Extent], usage: Usage) -> Launch:
+    def dims(name: str) -> tuple[Extent, Extent, Extent]:
         x, y, z = (extents.get(f"{name}Idx.{axis}", 1) for axis in "xyz")
         return x, y, z
 
@@ -261,7 +266,7 @@ def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
         kernel=kernel,
         grid=dims("block"),
         block=dims("thread"),
-        dynamic_smem_bytes=extents.get(_DYNAMIC_SMEM, 0),
+        dynamic_smem_bytes=int(extents.get(_DYNAMIC_SMEM, 0)),
         cluster=dims("clusterCta"),
         usage=usage,
     )
@@ -290,7 +295,7 @@ def _host_object(library: Any) -> bytes:
 
 def _flags(func: Any) -> tuple[str, ...]:
     """Return nvcc's flags: fast math where all inputs and outputs have at most 16 bits."""
-    is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in signature_of(func))
+    is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in arguments_of(func))
     flags = nvcc.FAST_MATH_FLAGS if is_narrow else nvcc.FLAGS
     return (*flags, *nvcc.TIRX_FLAGS) if is_tirx(func) else flags
 
@@ -317,4 +322,4 @@ def _code_digest(cubins: Sequence[str], launches: Sequence[Launch], func: Any, g
     # Launch attributes and TMA descriptors are in the host code alone.
     beyond = [[sorted(extents.items()) for _, extents in generated.calls], generated.tensor_maps] if is_tirx(func) else []
     beyond += [list(generated.vendor_calls)] if generated.vendor_calls else []
-    return digest(json.dumps([*cubins, launched, signature_of(func), *beyond]).encode())
+    return digest(json.dumps([*cubins, launched, arguments_of(func), *beyond]).encode())

@@ -61,11 +61,35 @@ def _wide(operand: Any, dtype: str) -> Callable[..., Any]:
     return lambda *i: operand(*i).astype(dtype)
 
 
-def softmax(shape: Shape, axis: int, dtype: str, out_dtype: str) -> list[Any]:
-    """Return exp(X - max) / sum(exp(X - max)) along an axis."""
+@dataclass(frozen=True)
+class Scores:
+    """What a softmax is of: X, or X * scale + M of a mask whose shape broadcasts."""
+
+    scale: float = 1.0
+    mask: Shape = ()
+    """Empty without a mask."""
+
+    def inputs(self, shape: Shape, dtype: str) -> list[Any]:
+        masks = [te.placeholder(self.mask, dtype, "M")] if self.mask else []
+        return [te.placeholder(shape, dtype, "X"), *masks]
+
+    def reader(self, inputs: list[Any], accum: str) -> Callable[..., Any]:
+        """Return a reader of the scores in the accumulators' dtype."""
+        x, *masks = (_wide(read, accum) for read in inputs)
+
+        def read(*i: Any) -> Any:
+            score = x(*i) if self.scale == 1.0 else x(*i) * tirx.const(self.scale, accum)
+            own = [0 if extent == 1 else place for extent, place in zip(self.mask, i[len(i) - len(self.mask) :], strict=True)]
+            return score + masks[0](*own) if masks else score
+
+        return read
+
+
+def softmax(shape: Shape, axis: int, dtype: str, out_dtype: str, scores: Scores = Scores()) -> list[Any]:
+    """Return exp(S - max) / sum(exp(S - max)) along an axis, S being the scores."""
     rows = shape[:axis] + shape[axis + 1 :]
-    x = te.placeholder(shape, dtype, "X")
-    wide = _wide(x, accum_dtype(dtype))
+    inputs = scores.inputs(shape, dtype)
+    wide = scores.reader(inputs, accum_dtype(dtype))
 
     def along(combine: Any, read: Any) -> Any:
         k = te.reduce_axis((0, shape[axis]), "k")
@@ -79,7 +103,7 @@ def softmax(shape: Shape, axis: int, dtype: str, out_dtype: str) -> list[Any]:
     total = te.compute(rows, along(te.sum, powers), name="total")
     # Relax marks the last block so, and a kernel is found there only if its blocks have the same marks.
     y = te.compute(shape, lambda *i: (powers(*i) / total(*row_of(i))).astype(out_dtype), name="Y", attrs={"axis": axis})
-    return [x, y]
+    return [*inputs, y]
 
 
 def layer_norm(shape: Shape, eps: float, dtype: str) -> list[Any]:
@@ -179,11 +203,11 @@ def _candidates(func: Any) -> Iterator[RowSpec]:
     if len(args) == 2:
         yield RowSpec("softmax", shape, dtype, out_dtype)
     elif args[1:-1] == [(shape[-1:], dtype)] * (len(args) - 2) and dtype == out_dtype and len(args) in {3, 4}:
-        for eps in _epsilons(func):
+        for eps in epsilons(func):
             yield RowSpec("rms_norm" if len(args) == 3 else "layer_norm", shape, dtype, dtype, eps)
 
 
-def _epsilons(func: Any) -> list[float]:
+def epsilons(func: Any) -> list[float]:
     """Return the constants that something under a root has added."""
     found: list[float] = []
 

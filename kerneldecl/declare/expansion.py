@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneldecl.declare.toml_keys import Finding
 from kerneldecl.diagnostics.messages import show
@@ -28,10 +28,12 @@ class Axis:
     key: str
     """Key in the table."""
     items: tuple[Attrs, ...]
+    texts: tuple[str, ...] = ()
+    """What each item adds to an entry's name, where its values do not say that: of rows that are known when a kernel is called."""
 
     def labels(self) -> list[str]:
         """Return what each item adds to an entry's name: `m=16`."""
-        return [",".join(f"{name}={label(value)}" for name, value in item.items()) for item in self.items]
+        return list(self.texts) or [",".join(f"{name}={label(value)}" for name, value in item.items()) for item in self.items]
 
 
 def split(table: Attrs, depths: Mapping[str, int]) -> tuple[dict[str, Any], list[Axis]]:
@@ -53,16 +55,27 @@ def split(table: Attrs, depths: Mapping[str, int]) -> tuple[dict[str, Any], list
     return fixed, axes
 
 
-def combinations(name: str, axes: Sequence[Axis], read: Sequence[Sequence[Attrs]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and attributes of every combination, the last axis fastest. `read` holds the validated items of each axis."""
-    if not axes:
-        yield name, {}
-        return
+class Combination(NamedTuple):
+    """One item of each axis."""
+
+    name: str
+    attrs: dict[str, Any]
+    rows_name: str
+    """The name without the number of rows that is known when a kernel is called."""
+
+
+def combinations(name: str, axes: Sequence[Axis], read: Sequence[Sequence[Attrs]]) -> Iterator[Combination]:
+    """Yield every combination, the last axis fastest. `read` holds the validated items of each axis."""
     for items in itertools.product(*(zip(axis.labels(), values, strict=True) for axis, values in zip(axes, read, strict=True))):
         attrs: dict[str, Any] = {}
         for _, values in items:
             attrs |= values
-        yield f"{name}[{','.join(text for text, _ in items)}]", attrs
+        others = [text for axis, (text, _) in zip(axes, items, strict=True) if not axis.texts]
+        yield Combination(_named(name, [text for text, _ in items]), attrs, _named(name, others))
+
+
+def _named(name: str, texts: Sequence[str]) -> str:
+    return f"{name}[{','.join(texts)}]" if texts else name
 
 
 def count(axes: Sequence[Axis]) -> int:
@@ -75,9 +88,20 @@ def size_findings(axes: Sequence[Axis]) -> Iterator[Finding]:
     for axis in axes:
         if not axis.items:
             yield Finding.of((axis.key,), f"{axis.key} is []; expected a value, or a list of values to expand")
+        if len(lengths := _lengths(axis)) > 1:
+            several = " and ".join(map(str, lengths))
+            sentence = f"{axis.key} lists values of {several} extents; expected values of one length"
+            yield Finding.of((axis.key,), sentence, "declare each length in a table of its own")
     if count(axes) > MOST_ENTRIES:
         sizes = " x ".join(f"{len(axis.items)} {axis.key}" for axis in axes)
         yield Finding.of((), f"{sizes} expand to {count(axes)} entries; expected at most {MOST_ENTRIES}")
+
+
+def _lengths(axis: Axis) -> list[int]:
+    """Return how many extents the values of an axis have, where all are lists of integers: shapes of one operator have one rank."""
+    values = [value for item in axis.items for value in item.values()] if axis.key != "cases" else []
+    are_extents = all(isinstance(value, list) and all(type(extent) is int for extent in value) for value in values)
+    return list(dict.fromkeys(map(len, values))) if are_extents else []
 
 
 def label_findings(name: str, axes: Sequence[Axis]) -> Iterator[Finding]:

@@ -105,7 +105,16 @@ def _expandable(value: Schema) -> Schema:
     """Return the schema of one value or a list of values, with the annotations outside, where editors look for them."""
     annotations: Schema = {key: item for key, item in value.items() if key in {"description", "default"}}
     plain: Schema = {key: item for key, item in value.items() if key not in annotations}
-    return {**annotations, "anyOf": [plain, {"type": "array", "minItems": 1, "items": plain}]}
+    return {**annotations, "anyOf": [plain, {"type": "array", "minItems": 1, "items": plain}, *_at_run_time(plain)]}
+
+
+def _at_run_time(plain: Schema) -> list[Schema]:
+    """Return the schema of a number of rows that is known when a kernel is called, in place of an integer or among integers."""
+    if plain.get("type") == "integer":
+        return [_ROWS]
+    if plain.get("type") == "array" and plain.get("items", {}).get("type") == "integer":
+        return [{"type": "array", "items": {"anyOf": [plain["items"], _ROWS]}}]
+    return []
 
 
 def _keys(keys: Mapping[str, Key], **narrowed: Schema) -> Schema:
@@ -118,4 +127,6 @@ def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:
     return schema | {"required": names} if names else schema
 
 
+_EXTENT: Schema = {"type": "integer", "minimum": 1}
+_ROWS = _object({"upto": _EXTENT, "tuned": {"type": "array", "minItems": 1, "items": _EXTENT}}, required=("upto", "tuned"))
 _BUDGET = {**_object(_keys(BUDGET_KEYS)), "minProperties": 1}

@@ -15,6 +15,7 @@ from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations
 from kerneldecl.declare.operator_names import operator_names
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
 from kerneldecl.declare.policy_values import dispatched, key_of, policy_of
+from kerneldecl.declare.rows import declared_rows, rows_findings
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -123,7 +124,11 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     rule = _rule(table, scope, findings)
     if rule is None or not cases_are_right:
         return _wrong(findings, table)
-    fixed, axes = split(table, rule.depths)
+    varying = declared_rows(table, rule.depths)
+    if wrong := tuple(rows_findings(varying)):
+        return _wrong([*findings, *wrong], table)
+    fixed, axes = split({key: value for key, value in table.items() if key not in {rows.key for rows in varying}}, rule.depths)
+    axes += [rows.axis() for rows in varying]
     findings += islice(_key_findings(table, fixed, axes, rule), MOST_FINDINGS)
     findings += size_findings(axes)
     if count(axes) > MOST_ENTRIES:
@@ -137,7 +142,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if "policy" in table:
         findings += (_unknown_key(name, rule) for name in key_of(chosen.policy) if name not in rule.attributes)
     workloads: list[Workload] = []
-    for name, attrs in combinations(table["name"], axes, items):
+    for name, attrs, rows_name in combinations(table["name"], axes, items):
         instance = _values(rule, values | attrs, name, scope.root, findings)
         workloads += [
             Workload(
@@ -155,6 +160,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 budget=tuple(sorted((*chosen.budget, *scope.shared_budget))),
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
                 timing=scope.timing(table, target),
+                rows=varying[0].named(rows_name) if varying else None,
             )
             for target in chosen.targets
         ]
@@ -171,8 +177,7 @@ def _wrong(findings: list[Finding], table: Attrs) -> Expansion:
 
 
 _NO_SUCH_RULE = (
-    "`kerneldecl rules` says what they compute; for another operator write rules/{name}.py (`kerneldecl new rule {name}`), "
-    "use rule tensor_ir, or `kerneldecl extract` a model"
+    "for another operator write rules/{name}.py (`kerneldecl new rule {name}`), use rule tensor_ir, or `kerneldecl extract` a model"
 )
 
 

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from kerneldecl.null_build import memo, stamp, tables
+from kerneldecl.planning.plan import ORDER
 from kerneldecl.planning.workspace import FILE, plugins_key
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
@@ -29,7 +30,7 @@ def note_complete(session: Session) -> None:
     context = stamp.context(str(root), extra, str(sources), workspace.surroundings)
     rows: dict[int, list[memo.Row]] = {}
     for entry in session.plan.entries:
-        lower, propose, tune, build = (action.key for action in entry.actions)
+        lower, propose, tune, build = (entry.action(kind).key for kind in ORDER)
         row = memo.Row(
             name=entry.workload.name,
             target=entry.workload.target,

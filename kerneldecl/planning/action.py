@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from kerneldecl.planning.causes import Cause, in_short
 
-Kind = Literal["lower", "propose", "tune", "build", "link"]
+Kind = Literal["lower", "propose", "tune", "build", "rows", "link"]
 Changed = tuple[tuple[str, str | None, str | None], ...]
 """Lines of two manifests that differ: name, old value, new value."""
 

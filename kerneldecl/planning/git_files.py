@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _SECS = 60
 
@@ -33,6 +34,22 @@ def _answers(output: bytes) -> Iterator[bytes | None]:
             output = output[size + 1 :]
         else:
             yield None
+
+
+class FileRevision(NamedTuple):
+    """A revision in which a file has changed."""
+
+    digest: str
+    """First letters of its hash."""
+    date: str
+    """Of the commit, as YYYY-MM-DD."""
+    subject: str
+
+
+def revisions_of(root: Path, name: str, most: int) -> list[FileRevision]:
+    """Return the revisions, the newest first, in which a file has changed."""
+    listed = _said(root, ["log", f"--max-count={most}", "--format=%h%x00%cs%x00%s", "--", name]).decode(errors="replace")
+    return [FileRevision(*line.split("\0", 2)) for line in listed.splitlines() if line.count("\0") >= 2]
 
 
 def tracked_files(root: Path, folder: str) -> frozenset[Path]:

@@ -5,6 +5,8 @@ Knows nothing of how it was produced.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ Locked = tuple[Workload, Arch, TuneResult | str]
 """An entry with its record, or, where it has failed, with the key under which it has none."""
 _UNMEASURED = ("unmeasured", "measured", "unverified")
 """Keys of a lock's entries that a device may find otherwise."""
+_TIMED = re.compile(r'^name = "(.*)"$(?:\n(?!\[|time_us).*)*\ntime_us = (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$', re.MULTILINE)
 HEAD = "# Written by `kerneldecl build`: what each declared arch's entries were tuned to. Commit it; do not edit it.\n"
 
 
@@ -92,6 +95,15 @@ def locked_entries(text: str) -> list[dict[str, Any]] | None:
     entries = _entries(text)
     is_lock = text.startswith(HEAD) and all(isinstance(entry.get("name"), str) for entry in entries)
     return entries if is_lock else None
+
+
+def times_of(text: str) -> dict[str, float]:
+    """Return the seconds of each measured entry of a lock by name.
+
+    It reads the lines that `lock_text` writes, and no TOML: a history has dozens of locks.
+    """
+    found = ((name, float(time_us) * 1e-6) for name, time_us in _TIMED.findall(text))
+    return {name: secs for name, secs in found if 0 < secs < math.inf}
 
 
 def _keys_with(text: str, marks: Sequence[str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,6 +27,9 @@ Before = Callable[[str, Kind, str], str]
 """Gives the manifest of an entry's (or target's) action in the last build, where that of now is given; empty where there was none."""
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""Numbers of rows, ascending, each with that which the kernel is tuned for that takes so many and fewer."""
 
 VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-3", "seed": 20}
 """Protocol of verification, and the seed of inputs: it rises where kernels are to be verified again, and timed no more."""
@@ -82,6 +85,8 @@ class EntryPlan:
     groups: tuple[Group, ...]
     """What its policies propose, in the order in which they are asked; empty while that is unknown."""
     tuned: TuneResult | None
+    ranges: Ranges | None = None
+    """Which kernels take which numbers of rows, where its own is one of several and that is known."""
 
     @property
     def entry(self) -> str:
@@ -96,7 +101,7 @@ class EntryPlan:
         assert self.lowered is not None
         assert self.tuned is not None
         workload = self.workload
-        declared = (self.arch.name, workload.rule, workload.attrs, workload.tags)
+        declared = (self.arch.name, workload.rule, workload.attrs, workload.tags, *((workload.rows, self.ranges) if self.ranges else ()))
         return keys.digest(repr((declared, self.lowered.described(), self.tuned.described())).encode())
 
     @property
@@ -172,12 +177,12 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     return EntryPlan(workload, arch, asked, actions=actions, lowered=lowered, groups=groups, tuned=result)
 
 
-_ORDER: tuple[Kind, ...] = ("lower", "propose", "tune", "build")
+ORDER: tuple[Kind, ...] = ("lower", "propose", "tune", "build")
 
 
 def _later(workload: Workload, kind: Kind) -> Iterator[Action]:
     """Yield the actions behind one that is not done: each waits for the one before it."""
-    for before, later in itertools.pairwise(_ORDER[_ORDER.index(kind) :]):
+    for before, later in itertools.pairwise(ORDER[ORDER.index(kind) :]):
         yield Action.waiting(Subject(workload.entry, workload.target, later), before)
 
 
@@ -354,7 +359,7 @@ def plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past
     present = [entry for entry in entries if entry.entry not in failures]
     tuned = {entry.workload.name: entry for entry in present if entry.tuned}
     digests = {name: entry.link_digest for name, entry in tuned.items()}
-    waiting = [entry.entry for entry in present if entry.tuned is None]
+    waiting = [entry.entry for entry in present if entry.tuned is None or (entry.workload.rows and entry.ranges is None)]
     target = artifact[2]
 
     def difference(manifest: str) -> Difference:
@@ -367,7 +372,7 @@ def plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past
 
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: tuple[str, str]) -> Plan:
     """Return the plan of all entries. `artifact` is the declared name and version."""
-    entries = tuple(plan_entry(workload, inputs, read, past) for workload in workloads)
+    entries = with_rows(tuple(plan_entry(workload, inputs, read, past) for workload in workloads), inputs, read)
     by_target: dict[str, list[EntryPlan]] = {}
     for entry in entries:
         by_target.setdefault(entry.workload.target, []).append(entry)
@@ -377,18 +382,45 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
     return Plan(tuple(_with_build(entry, past) if entry.workload.target in wanted else entry for entry in entries), tuple(links))
 
 
+def with_rows(entries: tuple[EntryPlan, ...], inputs: Inputs, read: Read) -> tuple[EntryPlan, ...]:
+    """Return the entries with the choice among kernels of each number of rows that is known at run time, once all of them are tuned."""
+    several: dict[tuple[str, str], list[EntryPlan]] = {}
+    for entry in entries:
+        if entry.workload.rows:
+            several.setdefault((entry.workload.target, entry.workload.rows.name), []).append(entry)
+    planned = {entry.entry: entry for members in several.values() for entry in _chosen_by_rows(members, inputs, read)}
+    return tuple(planned.get(entry.entry, entry) for entry in entries) if planned else entries
+
+
+def _chosen_by_rows(members: Sequence[EntryPlan], inputs: Inputs, read: Read) -> list[EntryPlan]:
+    """Return the entries of one kernel of any number of rows with the action that chooses among them."""
+    last, rows = members[-1], members[-1].workload.rows
+    assert rows is not None, "these have rows"
+    subject = Subject(last.entry, last.workload.target, "rows")
+    if not all(entry.tuned for entry in members):
+        awaited = next(entry.entry for entry in members if not entry.tuned)
+        return [replace(entry, actions=(*entry.actions, Action.waiting(subject, awaited))) for entry in members]
+    objects = {rows.of(dict(entry.workload.attrs)): entry.tuned.build_key for entry in members if entry.tuned}
+    search = {
+        "protocol": measuring(last.arch.kind, last.workload.timing),
+        "reference": reference(last.workload, inputs),
+        "unmeasured": any(entry.is_unmeasured for entry in members),
+    }
+    manifest = keys.rows_manifest(objects, rows.upto, search, last.arch)
+    key = keys.key(manifest)
+    found = read("rows", key, last.arch.is_detected)
+    found = found if isinstance(found, Record) else read("rows", key, True)  # chosen here, where nothing could be timed
+    if not isinstance(found, Record):
+        ready = Action.ready(subject, key, "its kernels were never compared at other numbers of rows", manifest)
+        return [replace(entry, actions=(*entry.actions, ready)) for entry in members]
+    ranges = tuple((int(upto), int(tuned)) for upto, tuned in found.result["ranges"])
+    return [replace(entry, actions=(*entry.actions, Action.done(subject, key)), ranges=ranges) for entry in members]
+
+
 def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:
     missing = [name for name, blob in entry.tuned.blobs.items() if not past.has_blob(blob)] if entry.tuned else []
     if not missing or entry.tuned is None:
         return entry
     subject = Subject(entry.entry, entry.workload.target, "build")
     build = Action.ready(subject, entry.tuned.build_key, f"the winner's {' and '.join(missing)} is not in the store")
-    return EntryPlan(
-        entry.workload,
-        entry.arch,
-        entry.asked,
-        actions=(*entry.actions[:-1], build),
-        lowered=entry.lowered,
-        groups=entry.groups,
-        tuned=entry.tuned,
-    )
+    return replace(entry, actions=tuple(build if action.kind == "build" else action for action in entry.actions))

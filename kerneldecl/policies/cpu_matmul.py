@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.cpu import time_model as model
@@ -41,6 +41,8 @@ class Gemm:
     """True where k is the last index of A."""
     is_b_row_major: bool
     """True where n is the last index of B."""
+    computed: tuple[bool, bool] = (False, False)
+    """Whether the same function computes A, and B, before: they are computed into panels."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,11 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 
 def _is_row(space: IterSpace, gemm: Gemm) -> bool:
-    """Say whether a GEMM is one row by a matrix with contiguous columns: tiles of columns would read it in short pieces, far apart."""
-    return gemm.batch == gemm.m == 1 < gemm.n and gemm.is_b_row_major and matrix_vector(space) is not None
+    """Say whether a GEMM is one row by a matrix with contiguous columns, or by one that the function computes.
+
+    Tiles of columns would read the former in short pieces, far apart; the latter is used once, and needs no panels.
+    """
+    return gemm.batch == gemm.m == 1 < gemm.n and (gemm.is_b_row_major or gemm.computed[1]) and matrix_vector(space) is not None
 
 
 def gemm_of(space: IterSpace) -> Gemm | None:
@@ -90,7 +95,10 @@ def gemm_of(space: IterSpace) -> Gemm | None:
     rows = _row_axis(block, out, a, b)
     if rows is None or n in a:
         return None
-    return _gemm(block, out, (rows, n, reduced[0]), block.reads if is_second else block.reads[::-1])
+    gemm = _gemm(block, out, (rows, n, reduced[0]), block.reads if is_second else block.reads[::-1])
+    before = {write.operand for other in itertools.takewhile(lambda each: not each.is_reduction, space.blocks) for write in other.writes}
+    first_computed, second_computed = (access.operand in before for access in block.reads)
+    return replace(gemm, computed=(first_computed, second_computed) if is_second else (second_computed, first_computed))
 
 
 def _row_axis(block: Block, out: list[int], a: list[int], b: list[int]) -> int | None:
@@ -137,8 +145,8 @@ def tilings(gemm: Gemm, cpu: Cpu, *, every: bool = False) -> Iterator[Tiling]:
     most = None if every else model.TILE_SHAPES
     shapes = itertools.product(register_tiles(gemm, cpu)[:most], _reduction_blocks(gemm, cpu))
     for (tile_m, tile_n), block_k in shapes:
-        packs_m = (False, True) if gemm.m % tile_m == 0 else (True,)
-        packs_n = (False, True) if gemm.n % tile_n == 0 and gemm.is_b_row_major else (True,)
+        packs_m = (False, True) if gemm.m % tile_m == 0 and not gemm.computed[0] else (True,)
+        packs_n = (False, True) if gemm.n % tile_n == 0 and gemm.is_b_row_major and not gemm.computed[1] else (True,)
         blocks = _all_blocks(gemm, tile_m, tile_n) if every else _blocks(gemm, tile_m, tile_n, block_k or gemm.k, cpu)
         for (block_m, block_n), pack_m, pack_n, order in itertools.product(blocks, packs_m, packs_n, ORDERS):
             yield Tiling(
@@ -175,7 +183,7 @@ def register_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
 
 def dot_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose accumulators fit the vector registers, fewest cycles first; none unless both operands have k last."""
-    if not gemm.is_a_row_major or gemm.is_b_row_major or gemm.k % model.compute_lanes(cpu, gemm.out_dtype):
+    if any(gemm.computed) or not gemm.is_a_row_major or gemm.is_b_row_major or gemm.k % model.compute_lanes(cpu, gemm.out_dtype):
         return []
     # The rows of one operand stay in registers besides the accumulators while the other's are read in turn.
     tiles = [

@@ -90,8 +90,12 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     gemm = contraction_of(space)
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    by_schedule = _by_schedule(gemm, Result(space.blocks[-1].writes[0].dtype, has_residual(space)), arch.the_gpu)
-    return _in_order(by_schedule)
+    return of_gemm(gemm, Result(space.blocks[-1].writes[0].dtype, has_residual(space)), arch.the_gpu, _swap_choices(gemm))
+
+
+def of_gemm(gemm: Contraction, result: Result, gpu: Gpu, swaps: Sequence[int]) -> Iterator[Proposal]:
+    """Yield the proposals for a GEMM that wgmma takes, with these choices of `swap_ab`."""
+    return _in_order(_by_schedule(gemm, result, gpu, swaps))
 
 
 def _in_order(by_schedule: Mapping[str, list[Group | Estimate]]) -> Iterator[Proposal]:
@@ -142,9 +146,9 @@ def _has_one_stride(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu) -> Mapping[str, list[Group | Estimate]]:
+def _by_schedule(gemm: Contraction, result: Result, gpu: Gpu, swaps: Sequence[int]) -> Mapping[str, list[Group | Estimate]]:
     """Return all tilings by kernel schedule, of the operands as they are and of copies that TMA can load."""
-    found = [*_timed_tilings(gemm, result, gpu, is_packed=False), *_timed_tilings(gemm, result, gpu, is_packed=True)]
+    found = [each for is_packed in (False, True) for swap_ab in swaps for each in _timed_tilings(gemm, result, gpu, (swap_ab, is_packed))]
     by_schedule = defaultdict(list)
     for schedule, tilings in found:
         by_schedule[schedule].append(tilings)
@@ -164,17 +168,17 @@ def _packed(gemm: Contraction) -> tuple[Contraction, int]:
     return replace(gemm, **copies), sum(copied)
 
 
-def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, *, is_packed: bool) -> Iterator[tuple[str, Group | Estimate]]:
-    """Yield groups of tilings with the schedule under which they are ranked, of the operands as they are or of copies."""
-    for swap_ab in _swap_choices(gemm):
-        read = _swapped(gemm) if swap_ab else gemm
-        packed, packed_bytes = _packed(read)
-        if is_packed and not packed_bytes:
-            continue
-        secs = model.packing_secs(gpu, packed_bytes) if is_packed else 0.0
-        problem = problem_of(packed if is_packed else read, result, gpu, secs)
-        for tiling in _tilings(problem.gemm, gpu, swap_ab):
-            yield from timed(problem, tiling._replace(pack=int(is_packed)))
+def _timed_tilings(gemm: Contraction, result: Result, gpu: Gpu, choice: tuple[int, bool]) -> Iterator[tuple[str, Group | Estimate]]:
+    """Yield groups of tilings with the schedule under which they are ranked: `choice` is `swap_ab`, and whether copies are multiplied."""
+    swap_ab, is_packed = choice
+    read = _swapped(gemm) if swap_ab else gemm
+    packed, packed_bytes = _packed(read)
+    if is_packed and not packed_bytes:
+        return
+    secs = model.packing_secs(gpu, packed_bytes) if is_packed else 0.0
+    problem = problem_of(packed if is_packed else read, result, gpu, secs)
+    for tiling in _tilings(problem.gemm, gpu, swap_ab):
+        yield from timed(problem, tiling._replace(pack=int(is_packed)))
 
 
 def _swap_choices(gemm: Contraction) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from tvm.support import cc
 from kerneldecl.artifact.archive import ARCHIVE, unpack_objects
 from kerneldecl.artifact.kernels import offer_vendor_libraries, set_threads
 from kerneldecl.artifact.load import checked_artifact, load
+from kerneldecl.artifact.manifest import symbols_of, with_called
 from kerneldecl.artifact.model_library import link_model
 from kerneldecl.errors import ArtifactError
 from kerneldecl.relax.bound_model import BoundModel
@@ -96,9 +97,9 @@ def _export_library(executable: Any, library: Path, artifact: str | Path | None)
         return
     folder, manifest = checked_artifact(artifact)
     called = _called(executable)
-    _check_all(called, {entry["symbol"] for entry in manifest["entries"]}, folder)
+    _check_all(called, symbols_of(manifest), folder)
     with scratch_folder() as scratch:
-        kernels = unpack_objects(folder / ARCHIVE, called, scratch)
+        kernels = unpack_objects(folder / ARCHIVE, with_called(manifest, called), scratch)
         if manifest["arch"]["kind"] == "cpu":
             executable.export_library(str(library), fcompile=_link_with_vendor_calls, addons=[str(kernel) for kernel in kernels])
         else:
@@ -130,7 +131,7 @@ def _machine(library: Path, artifact: str | Path | None, device: Any) -> Any:
         raise ArtifactError(f"{library.name} has its kernels linked in and cannot use others; load it without an artifact")
     else:
         kernels = load(artifact)
-        _check_all(called, {entry["symbol"] for entry in kernels.manifest["entries"]}, kernels.folder)
+        _check_all(called, symbols_of(kernels.manifest), kernels.folder)
         module.import_module(kernels.library)
     offer_vendor_libraries()
     set_threads(len(os.sched_getaffinity(0)))  # unless the artifact has chosen

@@ -115,7 +115,8 @@ def _missed(name: str, func: Any, kernels: Sequence[Kernel]) -> Match:
         shape = shape_of(func)
     except (TypeError, ValueError) as error:
         return Match(name, "miss", reason=str(error))
-    close = [(kernel, found) for kernel in kernels if (found := difference(shape, kernel.shape))]
+    fixed = (kernel for kernel in kernels if not kernel.upto)
+    close = [(kernel, found) for kernel in fixed if (found := difference(shape, kernel.shape))]
     if not close:
         return Match(name, "miss", reason="no kernel is close to it")
     kernel, first = min(close, key=lambda pair: (pair[1].rank, pair[0].entries))

@@ -54,6 +54,8 @@ class Kernel:
     """Whether it calls a vendor's library, by functions that are linked with its object alone."""
     is_fallback: bool = False
     """Whether its template is one that fits every function."""
+    upto: int = 0
+    """The most rows that it takes, where it takes any number; 0 where the number is fixed."""
 
     @cached_property
     def digest(self) -> str:
@@ -142,8 +144,22 @@ def _kernels(folder: Path, text: str) -> tuple[Kernel, ...]:
     found = {**_scheduled(folder, manifest["files"], entries), **_traceless(folder, manifest, entries)}
     if missing := sorted(entries.keys() - found.keys()):
         raise ArtifactError(f"{folder}: the database has no schedule of {', '.join(entries[missing[0]])}; build the artifact again")
+    found = _with_any_rows(found, manifest)
     fallbacks = {entry["symbol"] for entry in manifest["entries"] if Candidate.from_json(entry["winner"]).is_fallback}
-    return tuple(replace(found[name], is_fallback=name in fallbacks) for name in sorted(found))
+    return tuple(replace(found[name], is_fallback=found[name].is_fallback or name in fallbacks) for name in sorted(found))
+
+
+def _with_any_rows(found: Mapping[str, Kernel], manifest: Mapping[str, Any]) -> dict[str, Kernel]:
+    """Return the kernels with one for each number of rows that is known at run time, in place of those that its table names.
+
+    Those compute the same. Where a model is compiled from schedules, it gets the kernel of the last range.
+    """
+    several = {entry["symbol"] for entry in manifest["entries"] if "rows" in entry}
+    kept = {symbol: kernel for symbol, kernel in found.items() if symbol not in several}
+    for family in manifest.get("rows", ()):
+        last = found[family["table"][-1]["symbol"]]
+        kept[family["symbol"]] = replace(last, symbol=family["symbol"], entries=(family["name"],), upto=family["upto"])
+    return kept
 
 
 def _scheduled(folder: Path, files: Collection[str], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:

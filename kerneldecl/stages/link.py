@@ -55,7 +55,7 @@ def _link_artifact(session: Session, action: Action, folder: Path, entries: list
     workspace, declaration = session.workspace, session.workspace.declaration
     _check_unpublished(session, action)
     session.ran.append(action)
-    parts = tuple(link.Part(e.workload, e.lowered, e.tuned) for e in entries if e.lowered is not None and e.tuned is not None)
+    parts = tuple(link.Part(e.workload, e.lowered, e.tuned, e.ranges) for e in entries if e.lowered is not None and e.tuned is not None)
     failed = (e for e in session.plan.entries if e.workload.target == action.target and e.entry in session.failures)
     linked = link.Linked(
         name=declaration.artifact,

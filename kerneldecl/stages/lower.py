@@ -16,7 +16,7 @@ def lower_entries(session: Session) -> None:
     wanted = session.pending("lower")
     root = str(session.workspace.sources)
     workloads = [entry.workload for entry in wanted]
-    requests = [{"action": "lower", "root": root, "rule": w.rule, "attrs": dict(w.attrs), **w.nan_field} for w in workloads]
+    requests = [{"action": "lower", "root": root, "rule": w.rule, "attrs": dict(w.attrs), **w.nan_field, **w.rows_field} for w in workloads]
     answers = session.runner.run_all(requests, BUILD_SECS)
     if not session.options.locked:
         session.runner.start(built_at_once(session))  # they import while the first ones lower

@@ -139,7 +139,9 @@ def lines_of(text: str) -> dict[str, str]:
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
     values = {**_declared(workload.attrs), **{f"files.{name}": _json(found) for name, found in files.items()}}
-    common = _common((("rule", rule_digest), ("toolchain.tvm", toolchain["tvm"]), *workload.nan_field.items()))
+    rows = workload.rows if workload.takes_any_rows else None
+    varying = (("rows.attribute", rows.attribute), ("rows.place", rows.place), ("rows.upto", rows.upto)) if rows else ()
+    common = _common((("rule", rule_digest), ("toolchain.tvm", toolchain["tvm"]), *workload.nan_field.items(), *varying))
     return _written("lower", values, common)
 
 
@@ -195,6 +197,12 @@ def _made_with(arch: Arch, tools: tuple[str, ...], lists: tuple[tuple[str, str],
     toolchain = dict(zip(_COMPILERS[arch.kind], tools, strict=True))
     fields = {"arch": device, "codegen": CODEGEN, "toolchain": toolchain, "candidates": dict(lists), "templates": dict(templates)}
     return _lines_of("", fields)
+
+
+def rows_manifest(kernels: Mapping[int, str], upto: int, search: Fields, arch: Arch) -> str:
+    """Return what the choice among kernels by their rows depends on: their object keys by the number that each is tuned for."""
+    objects = {str(rows): key for rows, key in kernels.items()}
+    return manifest("rows", {"kernels": objects, "upto": upto, "search": search, "arch": device_fields(arch)})
 
 
 def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str], names: str = "") -> str:

@@ -63,6 +63,10 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
+def _are_places(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 and all(map(_is_count, item)) for item in value)
+
+
 _GROUP = frozenset({"policy", "count", "digest", "templates", "searches", "text"})
 
 
@@ -167,6 +171,12 @@ _WINNER: Mapping[str, Check] = {
     "trials": _are_tables,
     "provenance": _are_texts,
 }
+
+
+def _are_ranges(value: object) -> bool:
+    return bool(value) and _are_places(value)
+
+
 FIELDS: Mapping[str, Mapping[str, Check]] = {
     "lower": {
         "computation": is_digest,
@@ -179,13 +189,14 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     "propose": {"groups": _are_groups},
     "tune": _WINNER,
     "rank": _WINNER,
+    "rows": {"ranges": _are_ranges, "is_measured": _is_flag, "secs": _is_table, "verified": _are_numbers, "provenance": _are_texts},
     "build": {"code_digest": is_digest, "code_bytes": _is_count},
     "measure": {"error": _is_number_or_none, "samples": _are_numbers, "failure": _is_text, "reference": _is_text},
 }
 """Fields that a record of each kind must have, each with its check; records of other kinds have none that are read."""
 _OPTIONAL: Mapping[str, Mapping[str, Check]] = {
     "measure": {"timings": are_timings},  # records of earlier versions have none
-    "lower": {"names": _is_text},
+    "lower": {"names": _is_text, "varying": _are_places, "any_rows": is_digest},
     "tune": {"before": _are_tables, "idea_of": _are_texts},
     "rank": {"idea_of": _are_texts},
 }

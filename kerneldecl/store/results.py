@@ -88,6 +88,23 @@ class Lowered:
                 raise TypeError(wrong)
             return space
 
+    @property
+    def varying(self) -> tuple[tuple[int, int], ...]:
+        """Argument and dimension of each extent that is the number of rows, where that is known when the kernel is called."""
+        return tuple((int(arg), int(dim)) for arg, dim in self.json.get("varying", ()))
+
+    @property
+    def any_rows(self) -> str:
+        """Digest of the computation of any number of rows; empty where the number is fixed."""
+        return str(self.json.get("any_rows", ""))
+
+    @property
+    def dtype(self) -> str:
+        """What the first input is read as (`IterSpace.dtype`), without reading the rest of the space."""
+        with _as_recorded("iteration space is"):
+            first, blocks = self.space_json["inputs"][:1], self.space_json["blocks"]
+            return str(next((read["dtype"] for block in blocks for read in block["reads"] if read["operand"] in first), "float32"))
+
     def described(self) -> list[tuple[str, str]]:
         """Return all but iteration space and names as pairs: what an artifact's manifest says of the computation."""
         scalars = self.json.parsed if type(self.json) is Fields else self.json
@@ -280,7 +297,7 @@ class TuneResult:
         """
         return (self.key, *self.blobs.values(), self.run_secs, self.error, self.coverage, sorted(self.provenance.items()))
 
-    @property
+    @functools.cached_property
     def trials(self) -> list[Trial]:
         """All candidates, winner first; raise ArtifactError where the record holds anything else."""
         with _as_recorded("candidates are"):

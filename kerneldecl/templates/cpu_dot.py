@@ -10,25 +10,37 @@ Parameters:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.cpu.gemm import GemmTiles, merge_epilogue, parallelize, read_gemm, tile_loops, vector_lanes, vectorize_lanes
+from kerneldecl.templates.cpu.gemm import (
+    Gemm,
+    GemmTiles,
+    finish_rest,
+    merge_epilogue,
+    parallelize,
+    read_gemm,
+    tile_loops,
+    vector_lanes,
+    vectorize_lanes,
+)
+from kerneldecl.templates.shared.contraction import epilogue_of
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Return the scheduled GEMM with its epilogue fused, or None where the function is none or tiles or vectors do not divide it."""
+    """Return the scheduled GEMM with its epilogue fused, or None where the function is none or blocks or vectors do not divide it."""
     tiles, gemm = GemmTiles.of(params), read_gemm(mod)
-    if gemm is None:
+    if gemm is None or gemm.computed:
         return None
     sch, block, axes, (m, n, k) = gemm.sch, gemm.block, gemm.axes, gemm.mnk
     lanes = vector_lanes(arch, sch.get(block))
-    if m % tiles.tile_m or n % tiles.tile_n or k % lanes or not tiles.divide(m, n):
+    if n % tiles.tile_n or k % lanes or not tiles.divide(m, n):
         return None
-    tail = merge_epilogue(sch, block, gemm.epilogue)
+    tail = merge_epilogue(sch, block, _padded(gemm, tiles.tile_m, lanes) if m % tiles.tile_m else gemm.epilogue)
 
     # 1. One partial result per lane; the block itself becomes the reduction over lanes.
     _, k_lane = sch.split(sch.get_loops(block)[axes.k], [None, lanes])
@@ -53,4 +65,16 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     sch.unroll(n_col)
     vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
     sch.decompose_reduction(partial, k_step)
+    finish_rest(sch, gemm.rest, lanes)
     return sch
+
+
+def _padded(gemm: Gemm, tile_m: int, lanes: int) -> Sequence[Any]:
+    """Pad the rows to whole tiles, by a copy of their operand; return the epilogue, which then begins with a copy back."""
+    sch, block = gemm.sch, gemm.block
+    sch.pad_einsum(block, [tile_m if axis == gemm.axes.m else 1 for axis in range(len(gemm.extents))])
+    for copy in sch.get_producers(block):
+        *outer, inner = sch.get_loops(copy)
+        parallelize(sch, sch.fuse(*outer))
+        vectorize_lanes(sch, inner, lanes)
+    return epilogue_of(sch, block) or ()

@@ -6,7 +6,8 @@ Parameters:
   tile_m, tile_n    rows and columns of a register tile, whose accumulators stay in registers over k; columns are vectorized
   block_m, block_n  rows and columns of a parallel task's block; multiples of the tile
   block_k           k-iterations between two accesses to accumulators in memory; 0 does not block k
-  pack_m, pack_n    copy the operand that m (that n) indexes into panels, which a register tile reads contiguously
+  pack_m, pack_n    copy the operand that m (that n) indexes into panels, which a register tile reads contiguously; an operand that the
+                    function computes, such as dequantised weights, is computed into them
   order             order of tasks and of tiles: "mn" row by row, "nm" column by column
 """
 
@@ -24,6 +25,7 @@ from kerneldecl.templates.cpu.gemm import (
     GemmTiles,
     Panels,
     TaskLoops,
+    finish_rest,
     finish_task,
     merge_epilogue,
     pack,
@@ -49,7 +51,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     if gemm is None:
         return None
     sch, block, axes, (m, n, k) = gemm.sch, gemm.block, gemm.axes, gemm.mnk
-    if not tiles.divide(m, n):
+    if not tiles.divide(m, n) or not _packs_what_is_computed(gemm, packing):
         return None
     lanes = vector_lanes(arch, sch.get(block))
     is_blocked = 0 < packing.block_k < k
@@ -61,7 +63,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     padded = {axis for axis, (extent, unit) in enumerate(zip(gemm.extents, padding, strict=True)) if extent % unit}
     if padded:
         sch.pad_einsum(block, padding)
-    tail = merge_epilogue(sch, block, (epilogue_of(sch, block) or ()) if padded else gemm.epilogue)
+    copied_back = sch.get_consumers(block)[:1] if gemm.rest else epilogue_of(sch, block) or ()
+    tail = merge_epilogue(sch, block, copied_back if padded else gemm.epilogue)
 
     # 2. Pack the operands.
     _pack_operands(gemm, tiles, packing, padded, is_parallel=is_parallel)
@@ -74,12 +77,19 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     # 4. Move the epilogue to the tile that it completes. Loop kinds come first: the initialisation inherits them.
     sch.reverse_compute_at(tail, task if is_blocked else tile, preserve_unit_loops=True)
     finish_task(sch, block, tail, TaskLoops(task, row, column, k_loops[0]), lanes)
+    finish_rest(sch, gemm.rest, lanes)
     return sch
+
+
+def _packs_what_is_computed(gemm: Gemm, packing: _Packing) -> bool:
+    """Say whether the operands that the function computes are packed."""
+    packed = {operand.position for operand, is_packed in ((gemm.axes.a, packing.pack_m), (gemm.axes.b, packing.pack_n)) if is_packed}
+    return gemm.computed.keys() <= packed
 
 
 def _pack_operands(gemm: Gemm, tiles: GemmTiles, packing: _Packing, padded: set[int], *, is_parallel: bool) -> None:
     """Pack the operands that the parameters name, and those whose axes are padded."""
-    sch, block, axes = gemm.sch, gemm.block, gemm.axes
+    sch, block, axes, computed = gemm.sch, gemm.block, gemm.axes, gemm.computed
     for operand, axis, tile, is_wanted in (
         (axes.a, axes.m, tiles.tile_m, packing.pack_m),
         (axes.b, axes.n, tiles.tile_n, packing.pack_n),
@@ -89,4 +99,6 @@ def _pack_operands(gemm: Gemm, tiles: GemmTiles, packing: _Packing, padded: set[
             sch.cache_read(block, operand.position, "global")
         if is_wanted or is_padded:
             rest = tuple(dim for dim in range(operand.rank) if dim not in {operand.spatial_dim, operand.reduce_dim})
+            if operand.position in computed:
+                sch.compute_inline(computed[operand.position])
             pack(sch, block, operand.position, Panels(operand.spatial_dim, tile, rest, (operand.reduce_dim,)), is_parallel=is_parallel)

@@ -12,7 +12,8 @@ Parameters:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
@@ -31,22 +32,41 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], *, in_place: bool) -> bool:
-    # 1. One block.
-    blocks.inline_producers(sch)
+    # 1. One block, and copies from several places of one operand, such as its halves: merged reads would be no vectors.
+    copies = _copies(sch) if "tile" not in params and not in_place else []
+    blocks.inline_producers(sch, but=copies)
     blocks.add_missing_loops(sch)
-    found = blocks.leaves(sch)
-    if found is None or len(found) != 1 or found[0].block.is_reduction or len(found[0].block.writes) != 1:
+    kept = {sch.get(copy).name_hint for copy in copies}
+    found = [leaf for leaf in blocks.leaves(sch) or () if sch.get(leaf.rv).name_hint not in kept]
+    if len(found) != 1 or found[0].block.is_reduction or len(found[0].block.writes) != 1:
         return False
     # 2. Tiles through shared memory, or vectors alone.
     if "tile" in params:
         return not in_place and _tiles(sch, found[0], params)
-    return _vectors(sch, found[0], params, in_place=in_place)
+    return _vectors(sch, found[0], params, None if in_place else copies)
 
 
-def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], *, in_place: bool) -> bool:
+def _copies(sch: Schedule) -> list[Any]:
+    """Return blocks of the last one's shape that copy an argument, where several copy the same one."""
+    found = blocks.leaves(sch) or []
+    arguments = list(sch.mod["main"].params)
+    by_source: dict[int, list[Any]] = {}
+    for leaf in found[:-1]:
+        reads = sch.get(leaf.rv).reads
+        at = next((at for at, one in enumerate(arguments) if len(reads) == 1 and reads[0].source.same_as(one)), None)
+        is_whole = leaf.extent_of("spatial") == found[-1].extent_of("spatial") and not leaf.block.is_reduction
+        if at is not None and is_whole and not leaf.block.flops_per_point and leaf.block.reads[0].dtype == leaf.block.writes[0].dtype:
+            by_source.setdefault(at, []).append(leaf.rv)
+    return [rv for several in by_source.values() if len(several) > 1 for rv in several]
+
+
+def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copies: Sequence[Any] | None) -> bool:
+    """Give vectors to threads; `copies` are blocks to be computed in registers before, None to compute a block in place."""
     threads, width, unroll = (blocks.count(params, name) for name in ("threads", "width", "unroll"))
     # The loops are those of a copy to the output, under which the block is moved: moving the copy would drop its predicate at the end.
-    copy = leaf.rv if in_place else sch.cache_write(leaf.rv, 0, "local")
+    for block in copies or ():
+        sch.set_scope(block, 0, "local")
+    copy = leaf.rv if copies is None else sch.cache_write(leaf.rv, 0, "local")
     *outer, inner = sch.get_loops(copy)
     vectors, lane = sch.split(inner, [None, width])
     loop = sch.fuse(*outer, vectors) if outer else vectors
@@ -54,8 +74,11 @@ def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], *, i
     sch.reorder(grid, tx, iteration, lane)
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
-    if not in_place:
+    if copies is not None:
         thread_loops.compute_under(sch, leaf.rv, iteration)
+        for block in copies:
+            sch.compute_at(block, iteration, preserve_unit_loops=True)
+            thread_loops.vectorize_copy(sch, block)
     sch.unroll(iteration)
     sch.vectorize(lane)
     return True

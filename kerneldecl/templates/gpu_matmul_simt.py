@@ -39,6 +39,7 @@ from kerneldecl.templates.gpu.gemm import (
     rasterize,
     read_gemm,
     reduce_split_k,
+    schedule_rest,
 )
 from kerneldecl.templates.shared.blocks import attempt
 
@@ -103,6 +104,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmSimtParams, arch: Arc
         pipeline(sch, k, stages, asynchronous=True)
     if normal.split_k is not None:
         reduce_split_k(sch, normal.split_k, gemm)
+    schedule_rest(sch, normal.rest)
     return True
 
 

@@ -25,10 +25,11 @@ from typing import Any
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import Contraction, Operand, why_no_tensor_cores
+from kerneldecl.analysis.contraction import Contraction, Operand, dequantised_operands, why_no_tensor_cores
 from kerneldecl.analysis.params import GemmTcParams, read_params
 from kerneldecl.compiler.intrinsics.fragment_loads import LANES, ROWS
 from kerneldecl.compiler.intrinsics.mma import MmaIntrinsics
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
     can_copy_async,
@@ -39,6 +40,7 @@ from kerneldecl.templates.gpu.gemm import (
     rasterize,
     read_gemm,
     reduce_split_k,
+    schedule_rest,
 )
 from kerneldecl.templates.gpu.mma_fragments import (
     Results,
@@ -60,10 +62,11 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     gemm = read_gemm(mod)
     if gemm is None or why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, dtype_bytes(gemm.a.dtype), gemm.extents):
         return None
-    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch))
+    dequantised = dequantised_operands(iter_space(mod))
+    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch, dequantised))
 
 
-def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch, dequantised: frozenset[int]) -> bool:
     # 1. Normal form, in whole tiles.
     normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), split_k=tiles.split_k)
     if normal is None:
@@ -97,8 +100,9 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch)
         is_image = operand is gemm.a and len(gemm.k) > 1  # which may be padded
         if dtype_bytes(operand.dtype) == 1 and (is_image or not is_whole):
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros, for elements beyond the operand
-        asynchronous = asynchronous and can_copy_async(operand, vector)
-        distribute_copy(sch, copy, tiles.warps, vector)
+        is_computed = operand.position in dequantised
+        asynchronous = asynchronous and can_copy_async(operand, vector) and not is_computed
+        distribute_copy(sch, copy, tiles.warps, vector, is_computed=is_computed)
         copies.append(copy)
     for operand in (gemm.a, gemm.b):
         load = sch.cache_read(fragment, operand.position, "local")
@@ -114,6 +118,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch)
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous, within=k_step if tiles.double_buffer else None)
     if normal.split_k is not None:
         reduce_split_k(sch, normal.split_k, gemm)
+    schedule_rest(sch, normal.rest)
     return True
 
 

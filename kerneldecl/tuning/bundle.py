@@ -262,7 +262,7 @@ def with_trusted_references(entries: Sequence[Entry], runner: Runner) -> list[En
     for entry in entries:
         workload, computation = entry.task.workload, entry.task.lowered.computation
         file = str(entry.task.root / computation_name(computation))
-        said = {"rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field}
+        said = {"rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field, **workload.rows_field}
         asked = {"roots": [str(STANDARD)], "asked": said, "computation": computation}
         requests.append({"action": "reference_of", **asked, "file": file})
     answers = in_order(runner.run_all(requests, BUILD_SECS), len(requests))

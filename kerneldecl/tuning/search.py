@@ -18,7 +18,7 @@ from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
-from kerneldecl.tuning.measure import Preparation, final, known, measure, recall, verify
+from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
 from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task
 
@@ -29,6 +29,8 @@ BUILT = ("schedule_digest", *BUILT_FIELDS, "failure")
 """Fields of a trial that a build's answer gives."""
 EARLIER = "earlier"
 """Stands for the policy where a candidate of an earlier list wins."""
+_SAME_ERROR = 1e-3
+"""Share by which the errors of candidates differ that all compute the same."""
 FINALISTS = 8
 """Candidates of all batches that race once more at the end of a search."""
 BUILT_AT_ONCE = 4
@@ -70,18 +72,21 @@ def tuning(
 ) -> Steps[Outcome]:
     """Tune as `tune` does, batch by batch."""
     pending = prefetched
-    batches = 0
+    batches, broken = 0, ""
 
     def evaluate(proposals: Sequence[Proposal], *, is_second: bool = False) -> list[Trial]:
-        nonlocal pending, batches
+        nonlocal pending, batches, broken
         batches += not is_second
         preparation = Preparation(task, runner, store, next_task)
+        if broken:
+            return [Trial(proposal.candidate, proposal.predicted_secs, failure=broken) for proposal in proposals]
         if task.arch.gpu:
             preparation.start()  # its compilers take seconds, and so do the references of its large operators
         answers, pending = pending() if pending else None, None
         built = build_all(task, proposals, runner, on_progress, preparation.start_for, answers)
         _keep_libraries(task, [t for t in built if t.code_digest and known(task, t.code_digest, store) is None], runner)
         trials = measure(task, built, preparation, runner, store, on_progress)
+        broken = _of_the_rule(trials)
         on_progress(
             "timed", sum(bool(t.samples) for t in trials), len(trials), min((t.run_secs for t in trials if t.samples), default=None)
         )
@@ -236,7 +241,23 @@ def why_no_winner(trials: Sequence[Trial]) -> str:
     if not trials:
         return "no policy proposes a candidate for it"
     reasons = sorted({trial.failure for trial in trials})
-    return f"none of {len(trials)} candidates passed: {'; '.join(reasons[:3])}"
+    if len(reasons) == 1 and reasons[0].startswith(OF_THE_RULE):
+        return reasons[0]
+    doubt = "; all candidates agree with each other and not with the reference: is reference() right?" if _agree(trials) else ""
+    return f"none of {len(trials)} candidates passed: {'; '.join(reasons[:3])}{doubt}"
+
+
+def _agree(trials: Sequence[Trial]) -> bool:
+    """Say whether all candidates that ran are wrong by the same, which is no mistake of a schedule."""
+    errors = [trial.error for trial in trials if trial.error]
+    return len(errors) > 1 and len(errors) == len(trials) and max(errors) - min(errors) <= _SAME_ERROR * max(errors)
+
+
+def _of_the_rule(trials: Sequence[Trial]) -> str:
+    """Return the failure that the rule's inputs or reference gave each candidate, so that no others are compiled; empty where none did."""
+    reasons = {trial.failure for trial in trials}
+    reason = next(iter(reasons), "")
+    return reason if len(reasons) == 1 and reason.startswith(OF_THE_RULE) and not is_by_machine(trials[0]) else ""
 
 
 def _rounds(task: Task) -> Iterator[Round]:

@@ -194,6 +194,8 @@ def _te_functions(const: Callable[[float], Any], te: Any) -> dict[str, Callable[
         "sigmoid": te.sigmoid,
         "silu": lambda x: x * te.sigmoid(x),
         "silu_mul": lambda x, y: x * te.sigmoid(x) * y,
+        "gelu_mul": lambda x, y: x * (const(0.5) + te.erf(x * const(0.5**0.5)) * const(0.5)) * y,
+        "gelu_tanh_mul": lambda x, y: gelu_tanh(x) * y,
         "gelu": lambda x: x * (const(0.5) + te.erf(x * const(0.5**0.5)) * const(0.5)),
         "gelu_tanh": gelu_tanh,
         "hard_sigmoid": hard_sigmoid,

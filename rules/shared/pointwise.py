@@ -113,6 +113,8 @@ OPERATIONS = {
     "gelu_tanh": Pointwise(1, 9, _gelu_tanh, is_float_only=True, is_rounded=True),
     "silu": Pointwise(1, 2, lambda x: x * _sigmoid(x), is_float_only=True, is_rounded=True),
     "silu_mul": Pointwise(2, 3, lambda x, y: x * _sigmoid(x) * y, is_float_only=True, is_rounded=True),
+    "gelu_mul": Pointwise(2, 6, lambda x, y: 0.5 * x * (1.0 + _erf(x * 0.5**0.5)) * y, is_float_only=True, is_rounded=True),
+    "gelu_tanh_mul": Pointwise(2, 10, lambda x, y: _gelu_tanh(x) * y, is_float_only=True, is_rounded=True),
     "relu6": Pointwise(1, 2, lambda x: np.clip(x, 0, 6)),
     "hard_sigmoid": Pointwise(1, 4, _hard_sigmoid, is_float_only=True, is_rounded=True),
     "hard_swish": Pointwise(1, 5, lambda x: x * _hard_sigmoid(x), is_float_only=True, is_rounded=True),
@@ -177,6 +179,10 @@ def lower(op: str, shape: Any, name: str, dtype: str, *operands: Reader) -> Any:
         "tanh": te.tanh,
         "sigmoid": te.sigmoid,
         "silu_mul": lambda x, y: x * te.sigmoid(x) * y,
+        "gelu_mul": lambda x, y: x * (const(0.5) + te.erf(x * const(0.5**0.5)) * const(0.5)) * y,
+        "gelu_tanh_mul": lambda x, y: (
+            const(0.5) * x * (const(1) + te.tanh(const(math.sqrt(2 / math.pi)) * x * (const(1) + const(0.044715) * x * x))) * y
+        ),
     }
     return stage(shape, name, expressions[op], *operands)
 

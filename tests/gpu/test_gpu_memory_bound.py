@@ -10,8 +10,9 @@ from support.gpu_kernels import Case, Checked, proposed
 pytestmark = pytest.mark.gpu
 
 POLICIES = proposed(
-    "gpu_gemv_i4", "gpu_gemv", "gpu_split_rows", "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_elementwise", "gpu_fallback"
-)
+    "gpu_gemv_i4", "gpu_gemv", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy", "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise",
+    "gpu_elementwise", "gpu_fallback",
+)  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
     *(("elementwise", {"op": "add", "shape": (9, 48), "dtype": dtype}) for dtype in ("bfloat16", "float8_e4m3fn", "int8", "float64")),
@@ -41,6 +42,30 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         for columns in (65536, 70001)
         for d in ("float16", "float32")
     ),
+    *(
+        (norm, {"shape": shape, "residual": residual, "out_dtype": out, "dtype": d})
+        for norm in ("layer_norm", "rms_norm")
+        for shape, residual, out, d in [
+            ((5, 768), True, "", "float16"),
+            ((37, 4096), True, "float8_e4m3fn", "bfloat16"),
+            ((3, 9, 333), False, "int8", "float32"),
+            ((4, 70000), True, "int8", "float16"),
+        ]
+    ),
+    *(
+        ("softmax", {"shape": (3, 4, 65, 200), "scale": 0.3, "mask": mask, "dtype": d})
+        for mask, d in [((3, 1, 65, 200), "float16"), ((1, 200), "float32"), ((), "bfloat16")]
+    ),
+    *(
+        ("cross_entropy", {"rows": rows, "classes": c, "dtype": d})
+        for rows, c, d in [(33, 1000, "float16"), (9, 32000, "bfloat16"), (5, 128257, "float32")]
+    ),
+    *(
+        ("elementwise", {"op": op, "shape": shape, "halves": True, "dtype": "bfloat16"})
+        for op in ("silu_mul", "gelu_mul")
+        for shape in [(5, 37), (300, 1408)]
+    ),
+    *(("rotary", {"batch": 2, "tokens": 33, "heads": 4, "size": 64, "pairs": pairs, "dtype": "float16"}) for pairs in (True, False)),
     *(("layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (40, 4096)]),
     *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),
     *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),

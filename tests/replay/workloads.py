@@ -58,4 +58,7 @@ def _choices(word: str) -> list[str]:
 def _value(text: str) -> Any:
     if text.startswith("("):
         return tuple(_value(item) for item in text.strip("()").split(",") if item)
-    return {"true": True, "false": False}.get(text, int(text) if text.lstrip("-").isdigit() else text)
+    if text in {"true", "false"}:
+        return text == "true"
+    digits = text.lstrip("-").replace(".", "", 1)
+    return (float(text) if "." in text else int(text)) if digits.isdigit() else text

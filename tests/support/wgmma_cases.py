@@ -302,3 +302,14 @@ SMEM_CONVOLUTIONS: list[Case] = [
     (THREE_BY_THREE | {"kw": 1, "kh": 5, "dilation": 2, "padding": 0, "stride": 3}, {"mma_tiles": 1, "blocks": 3}),
 ]
 """Convolutions of images with few channels: windows that begin amid a pair of elements, rows of odd length, results beyond tiles."""
+GATED_GEMMS: dict[str, Case] = {
+    "silu": ({}, {"block_n": 128}),
+    "one column of tiles": ({"n": 8, "m": 9}, {**ONE, "block_n": 16}),
+    "odd rows, gelu, float32": ({"m": 37, "gate": "gelu", "out_dtype": "float32"}, {**ONE, "block_n": 32}),
+    "gelu, ping-pong": ({"m": 300, "gate": "gelu", "dtype": "bfloat16"}, {"kernel_schedule": "pingpong", "block_m": 64, "block_n": 96}),
+    "tanh, staggered": ({"m": 300, "gate": "gelu_tanh", "k": 256}, {"kernel_schedule": "staggered", "block_m": 256, "block_n": 128}),
+    "multicast of B": ({"m": 300, "n": 200}, {"cluster_m": 2, "block_n": 64, "pdl": 1}),
+    "multicast of A": ({"m": 300, "n": 200, "gate": "relu"}, {"cluster_n": 2, "block_n": 64}),
+    "stream-K": ({"n": 200, "gate": "sigmoid"}, {"stream_k": 1, "pdl": 1, "block_n": 128}),
+}
+"""By name: attributes of a gated GEMM, parameters of its template."""

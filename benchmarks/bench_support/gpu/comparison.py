@@ -49,16 +49,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A workload's argument sets, over which timing rotates, and the expected output."""
+    """A workload's argument sets, over which timing rotates, and the expected outputs."""
 
     sets: Sequence[Args]
-    want: Any
+    wants: Sequence[Any]
+    """The expected outputs."""
     tolerance: float
     rows_vary: bool
     """Whether errors are relative to the size of their row, as `Rule.rows_vary` says."""
     flush: Callable[[], object]
-    results: int = 1
-    """Results of a call, of which the first is compared: contenders may choose other ones of equal elements."""
 
     def error(self, call: Call) -> float:
         """Return a contender's relative error; raise ValueError if it is over the tolerance."""
@@ -67,15 +66,15 @@ class Arguments:
 
         from kerneldecl.rule import dtype_tolerance
 
-        for out in self.sets[0][-self.results :]:
+        for out in self.sets[0][-len(self.wants) :]:
             poison(out)
         found = call(0)
-        got = found if self.results == 1 else found[0]
-        if got.is_cuda:
+        several = found if isinstance(found, tuple) else (found,)
+        if several[0].is_cuda:
             torch.cuda.synchronize()
-        error = relative_error(got, self.want, rows_vary=self.rows_vary)
+        error = max(relative_error(got, want, rows_vary=self.rows_vary) for got, want in zip(several, self.wants, strict=True))
         # A contender may have narrower outputs than the rule, as torch's GEMV with 4-bit weights.
-        limit = max(self.tolerance, dtype_tolerance(str(got.dtype).removeprefix("torch.")))
+        limit = max(self.tolerance, *(dtype_tolerance(str(got.dtype).removeprefix("torch.")) for got in several))
         if not error <= limit:
             raise ValueError(f"wrong: relative error {error:.3g} over {limit:.3g}")
         return error
@@ -91,7 +90,7 @@ def arguments_of(entry: Entry) -> Arguments:
     import numpy as np
     import torch
     from bench_support.gpu.timing import copies_of, flusher
-    from bench_support.gpu.torch_references import dtype_of, host_array, inputs_of, reference
+    from bench_support.gpu.torch_references import dtype_of, inputs_of, reference
 
     from kerneldecl.plugins.load import load_rule
 
@@ -101,21 +100,34 @@ def arguments_of(entry: Entry) -> Arguments:
     device = "cuda" if gpu else "cpu"
     inputs = inputs_of(entry.workload.rule, rule, attrs, device)
     try:
-        want = reference(entry.workload.rule, attrs, inputs)
+        found = reference(entry.workload.rule, attrs, inputs)
+        wants = found if isinstance(found, tuple) else (found,)
     except KeyError:
-        found = rule.reference(*(host_array(x) for x in inputs))
-        want = torch.from_numpy(np.asarray(found if isinstance(found, np.ndarray) else found[0])).to(device)
-    outs = rule.signature().outputs
+        computed = rule.reference(*map(_on_host, inputs))
+        several = [computed] if isinstance(computed, np.ndarray) else computed
+        wants = tuple(torch.from_numpy(np.asarray(want)).to(device) for want in several)
+    outputs = rule.signature().outputs
     sets = [
-        [*(x.clone() for x in inputs), *(torch.empty(out.shape, dtype=dtype_of(out), device=device) for out in outs)]
+        [*(x.clone() for x in inputs), *(torch.empty(out.shape, dtype=dtype_of(out), device=device) for out in outputs)]
         for _ in range(copies_of(rule.least_bytes(), gpu.l2_bytes) if gpu else 1)
     ]
     tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
-    return Arguments(sets, want, tolerance, rule.rows_vary(), flusher(gpu.l2_bytes) if gpu else lambda: None, len(outs))
+    return Arguments(sets, wants, tolerance, rule.rows_vary(), flusher(gpu.l2_bytes) if gpu else lambda: None)
 
 
-def kernel_call(built: Built, sets: Sequence[Args], results: int = 1) -> Call:
-    """Return a call of a library's kernel, on a GPU on torch's current stream, whose last arguments are so many results."""
+def _on_host(tensor: Any) -> Any:
+    """Return a torch tensor as an array, also of dtypes that torch does not export to NumPy."""
+    import torch
+
+    from kerneldecl.arrays import numpy_dtype
+
+    dtype = numpy_dtype(str(tensor.dtype).removeprefix("torch."))
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return tensor.cpu().view(bits).numpy().view(dtype)
+
+
+def kernel_call(built: Built, sets: Sequence[Args], outputs: int = 1) -> Call:
+    """Return a call of a library's kernel of so many outputs, on a GPU on torch's current stream."""
     import tvm  # noqa: F401  its runtime launches kernels
     import tvm_ffi
 
@@ -129,7 +141,7 @@ def kernel_call(built: Built, sets: Sequence[Args], results: int = 1) -> Call:
     def call(i: int) -> Any:
         with tvm_ffi.use_torch_stream() if sets[i][-1].is_cuda else nullcontext():
             kernel(*given[i])
-        return sets[i][-1] if results == 1 else sets[i][-results:]
+        return sets[i][-1] if outputs == 1 else tuple(sets[i][-outputs:])
 
     call.placed = placed  # type: ignore[attr-defined]  # keeps the tensors' memory alive
 
@@ -152,7 +164,9 @@ def compare(job: Job) -> Row:
     laps = [time.perf_counter()]
     arguments = arguments_of(job.entry)
     laps.append(time.perf_counter())
-    calls = {name: kernel_call(built, arguments.sets, arguments.results) for name, built in zip(OURS, (job.best, job.first), strict=True)}
+    calls = {
+        name: kernel_call(built, arguments.sets, len(arguments.wants)) for name, built in zip(OURS, (job.best, job.first), strict=True)
+    }
     errors = {name: arguments.error(call) for name, call in calls.items()}
     failures: dict[str, str] = {}
     for name, make in _rivals(job, arguments).items():
@@ -238,7 +252,7 @@ def _rivals(job: Job, arguments: Arguments) -> dict[str, Callable[[], Call]]:
         found |= {name: lambda call=call: call for name, call in triton_baselines(rule, attrs, arguments.sets, wanted[-1]).items()}
     if job.default is not None:
         default = job.default
-        found["dlight"] = lambda: kernel_call(_usable(default), arguments.sets, arguments.results)
+        found["dlight"] = lambda: kernel_call(_usable(default), arguments.sets, len(arguments.wants))
     return found
 
 

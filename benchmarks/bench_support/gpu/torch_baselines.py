@@ -5,6 +5,7 @@ Knows nothing of kerneldecl's kernels, references or timing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from bench_support.gpu.timing import Call
 from bench_support.gpu.torch_places import PLACES, convolution
 from bench_support.gpu.torch_rules import (
     BINARY,
+    BINARY_GATES,
+    EXPRESSIONS,
     FLOAT8,
     STEPS,
     UNARY,
@@ -25,13 +28,18 @@ from bench_support.gpu.torch_rules import (
     applied,
     as_nn,
     attention_scale,
+    batch_norm,
     conv2d,
+    cross_entropy,
+    fused_norm,
+    gated,
+    gated_elements,
     group_norm,
-    layer_norm,
+    pool2d,
     reduce,
-    rms_norm,
     rotary,
     scales_of,
+    softmax,
 )
 
 Baselines = Mapping[str, Call]
@@ -100,6 +108,60 @@ def _float8_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     return {"scaled_mm": lambda i: scaled(i, is_fast=False), "scaled_mm fast accum": lambda i: scaled(i, is_fast=True)}
 
 
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as torch.compile makes it when it is first called: importing the compiler takes seconds."""
+
+    @functools.cache
+    def made() -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+        return compiled
+
+    def call(*given: Any) -> Any:
+        return made()(*given)
+
+    return call
+
+
+def _own_and_compiled(function: Callable[..., Tensor], sets: Sequence[Args]) -> Baselines:
+    """Return a function of a call's inputs as torch's own kernels, and as those of torch.compile."""
+    compiled = _compiled(function)
+    return {"eager": lambda i: function(*sets[i][:-1]), "compile": lambda i: compiled(*sets[i][:-1])}
+
+
+def _softmax_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    if attrs["mask"] or attrs["scale"] != 1.0:
+        return _own_and_compiled(functools.partial(softmax, attrs), sets)
+    return {"softmax": lambda i: torch.softmax(sets[i][0], attrs["axis"], out=sets[i][1])}
+
+
+def _gated_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return two GEMMs of cuBLAS, or one of both weights, and one kernel by torch.compile that gates; and what eager does."""
+    gate = _compiled(functools.partial(gated, attrs))
+
+    def two(i: int, gating: Callable[..., Tensor] = gate) -> Tensor:
+        a, b, _ = sets[i]
+        return gating(*(a @ half.mT for half in b.chunk(2)))
+
+    def joined(i: int) -> Tensor:
+        a, b, _ = sets[i]
+        return gate(*(a @ b.mT).chunk(2, -1))
+
+    return {"two GEMMs, compiled gate": two, "one GEMM, compiled gate": joined, "eager": lambda i: two(i, functools.partial(gated, attrs))}
+
+
+def _norm_baselines(norm: str, attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's own kernels and, where there are several, one by torch.compile."""
+    outputs = 1 + attrs["residual"] + bool(attrs["out_dtype"])
+
+    def eager(i: int) -> Any:
+        return fused_norm(norm, attrs, sets[i][:-outputs])
+
+    if outputs == 1:
+        return {norm: eager}
+    compiled = _compiled(lambda *inputs: fused_norm(norm, attrs, inputs))
+    return {"eager": eager, "compile": lambda i: compiled(*sets[i][:-outputs])}
+
+
 def _gemv_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     def wide(w: Tensor) -> Tensor:
         return w if attrs["layout"] == "n" else w.mT
@@ -163,8 +225,11 @@ def _elementwise_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
         return {op: lambda i: UNARY_INTO[op](sets[i][0], out=sets[i][1])}
     if op == "copy":
         return {"copy_": lambda i: sets[i][1].copy_(sets[i][0])}
-    if op == "silu_mul":
-        return {"two kernels": lambda i: torch.mul(F.silu(sets[i][0]), sets[i][1], out=sets[i][2])}
+    if op in BINARY_GATES:
+        compiled = _compiled(functools.partial(gated_elements, attrs))
+        return {"two kernels": lambda i: gated_elements(attrs, sets[i][:-1]), "compile": lambda i: compiled(sets[i][:-1])}
+    if attrs["halves"]:
+        return {op: lambda i: BINARY[op](*sets[i][0].chunk(2, -1), out=sets[i][1])}
     return {op: lambda i: UNARY[op](sets[i][0])}
 
 
@@ -219,18 +284,39 @@ def _attention_decode_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines
     return _attention_backends(attrs, sets, is_causal=False)
 
 
+def _matmul_grouped_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's grouped GEMM, which is for bfloat16; with places for each group a batch of GEMMs of all of them."""
+    if attrs["dtype"] != "bfloat16" or attrs["out_dtype"] not in ("", "bfloat16"):
+        return {}
+
+    def weights(i: int) -> Tensor:
+        return sets[i][1].mT if attrs["layout"] == "nt" else sets[i][1]
+
+    if attrs["masked"]:
+        return {"bmm of all places": lambda i: torch.bmm(sets[i][0], weights(i), out=sets[i][-1])}
+    return {"_grouped_mm": lambda i: torch._grouped_mm(sets[i][0], weights(i), offs=sets[i][2])}  # noqa: SLF001  torch 2.11 has no other name
+
+
 _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "matmul": _matmul_baselines,
+    "matmul_grouped": _matmul_grouped_baselines,
     "gemv": _gemv_baselines,
     "gemv_i4": _gemv_i4_baselines,
     "conv2d": _conv2d_baselines,
     "elementwise": _elementwise_baselines,
     "reduce": lambda attrs, sets: {attrs["op"]: lambda i: reduce(attrs, sets[i][0], out=sets[i][1])},
-    "softmax": lambda attrs, sets: {"softmax": lambda i: torch.softmax(sets[i][0], attrs["axis"], out=sets[i][1])},
-    "layer_norm": lambda attrs, sets: {"layer_norm": lambda i: layer_norm(attrs, *sets[i][:-1])},
-    "rms_norm": lambda attrs, sets: {"rms_norm": lambda i: rms_norm(attrs, *sets[i][:-1])},
+    "softmax": _softmax_baselines,
+    "cross_entropy": lambda attrs, sets: _own_and_compiled(functools.partial(cross_entropy, attrs), sets),
+    "pool2d": lambda attrs, sets: {attrs["op"]: lambda i: pool2d(attrs, sets[i][0])},
+    "batch_norm": lambda attrs, sets: _own_and_compiled(functools.partial(batch_norm, attrs), sets),
+    "embedding": lambda _, sets: {"embedding": lambda i: F.embedding(sets[i][1], sets[i][0])},
+    "arg_reduce": lambda attrs, sets: {attrs["op"]: lambda i: getattr(torch, attrs["op"])(sets[i][0], attrs["axis"])},
+    "expression": lambda attrs, sets: _own_and_compiled(EXPRESSIONS[attrs["expr"]], sets) if attrs["expr"] in EXPRESSIONS else {},
+    "matmul_gated": _gated_baselines,
+    "layer_norm": functools.partial(_norm_baselines, "layer_norm"),
+    "rms_norm": functools.partial(_norm_baselines, "rms_norm"),
     "group_norm": lambda attrs, sets: {"group_norm": lambda i: group_norm(attrs, *sets[i][:-1])},
-    "rotary": lambda attrs, sets: {} if attrs["interleaved"] else {"five kernels": lambda i: rotary(attrs, *sets[i][:-1])},
+    "rotary": lambda attrs, sets: {} if attrs["interleaved"] else _own_and_compiled(functools.partial(rotary, attrs), sets),
     "transpose": lambda attrs, sets: {"copy_": lambda i: sets[i][1].copy_(sets[i][0].permute(attrs["axes"]))},
     "attention": _attention_baselines,
     "attention_decode": _attention_decode_baselines,

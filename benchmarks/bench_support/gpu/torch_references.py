@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
 from bench_support.gpu.torch_places import PLACES
 from bench_support.gpu.torch_rules import (
     BINARY,
+    BINARY_GATES,
+    EXPRESSIONS,
     FLOAT8,
     STEPS,
     UNARY,
@@ -26,13 +29,18 @@ from bench_support.gpu.torch_rules import (
     applied,
     as_nn,
     attention_scale,
+    batch_norm,
     conv2d,
+    cross_entropy,
+    fused_norm,
+    gated,
+    gated_elements,
     group_norm,
-    layer_norm,
+    pool2d,
     reduce,
-    rms_norm,
     rotary,
     scales_of,
+    softmax,
 )
 
 from kerneldecl.rule import Arg, Rule
@@ -42,17 +50,8 @@ def dtype_of(arg: Arg) -> Any:
     return getattr(torch, arg.dtype)
 
 
-def host_array(x: Tensor) -> Any:
-    """Return a tensor as an array, also of bfloat16, which NumPy has of ml_dtypes."""
-    import ml_dtypes
-
-    return x.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.cpu().numpy()
-
-
 def _tensor(array: Any) -> Tensor:
-    """Return an array as a tensor: `host_array` the other way round."""
-    import numpy as np
-
+    """Return an array as a tensor, also of bfloat16, which NumPy has of ml_dtypes."""
     is_bfloat16 = array.dtype.name == "bfloat16"
     found = torch.from_numpy(np.ascontiguousarray(array.view(np.int16) if is_bfloat16 else array))
     return found.view(torch.bfloat16) if is_bfloat16 else found
@@ -62,26 +61,51 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
     """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
     if rule_name in PLACES:
-        import numpy as np
-
         return [_tensor(array).to(device) for array in rule.inputs(np.random.default_rng(0))]
-    scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
+    scaled = {"matmul": 1, "matmul_gated": 1, "matmul_grouped": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
-    if rule_name == "gemv_i4":
-        inputs[1].uniform_(0.01, 0.1)
-    if rule_name == "attention" and attrs["dtype"] in FLOAT8:
-        for scale in inputs[scales_of(attrs)]:
-            scale.uniform_(0.5, 1.0)
-    if rule_name == "attention_decode":
-        inputs[-1].fill_(attrs["keys"])
-        if attrs["page_size"]:
-            pages = torch.randperm(args[1].shape[0], device=device, dtype=torch.int32)
-            inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
+    if rule_name in _ADJUSTED:
+        _ADJUSTED[rule_name](attrs, inputs)
+    if rule_name == "matmul_grouped":
+        _set_groups(rule, attrs, inputs)
     if attrs.get("precision") == "tfloat32":
         # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
         inputs[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in inputs[:2]]
     return inputs
+
+
+def _set_groups(rule: Any, attrs: Attrs, inputs: Sequence[Tensor]) -> None:
+    """Give a grouped GEMM groups of random sizes, as the rule has them, and scales that are no noise."""
+    for scale in inputs[1:-1:2] if attrs["dtype"] in FLOAT8 else ():
+        scale.uniform_(0.5, 1.5)
+    inputs[-1].copy_(torch.from_numpy(rule.sizes(np.random.default_rng(0))))
+
+
+def _adjust_attention(attrs: Attrs, inputs: Args) -> None:
+    """Make scales of float8 positive."""
+    if attrs["dtype"] in FLOAT8:
+        for scale in inputs[scales_of(attrs)]:
+            scale.uniform_(0.5, 1.0)
+
+
+def _adjust_decode(attrs: Attrs, inputs: Args) -> None:
+    """Have every sequence see all keys, in pages that lie anywhere."""
+    inputs[-1].fill_(attrs["keys"])
+    if attrs["page_size"]:
+        pages = torch.randperm(inputs[1].shape[0], device=inputs[1].device, dtype=torch.int32)
+        inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
+
+
+_ADJUSTED: Mapping[str, Callable[[Attrs, Args], object]] = {
+    "gemv_i4": lambda _, inputs: inputs[1].uniform_(0.01, 0.1),
+    "batch_norm": lambda _, inputs: inputs[2].abs_().add_(0.1),
+    "cross_entropy": lambda attrs, inputs: inputs[1].random_(0, attrs["classes"]),
+    "embedding": lambda attrs, inputs: inputs[1].random_(0, attrs["rows"]),
+    "attention": _adjust_attention,
+    "attention_decode": _adjust_decode,
+}
+"""By rule: what makes its random inputs ones that it takes."""
 
 
 def _random(arg: Arg, device: str, scale: float = 1.0) -> Tensor:
@@ -151,8 +175,10 @@ def _conv2d_reference(attrs: Attrs, inputs: Args) -> Tensor:
 
 def _elementwise_reference(attrs: Attrs, inputs: Args) -> Tensor:
     op, wide = attrs["op"], [x.double() for x in inputs]
-    if op == "silu_mul":
-        return F.silu(wide[0]) * wide[1]
+    if op in BINARY_GATES:
+        return gated_elements(attrs, wide)
+    if attrs["halves"]:
+        wide = list(wide[0].chunk(2, -1))
     return (BINARY | UNARY_INTO | UNARY)[op](*wide)
 
 
@@ -223,23 +249,50 @@ def _sequence(attrs: Attrs, inputs: Args, cache: Tensor, sequence: int) -> Tenso
     return cache[inputs[-2][sequence].long()].transpose(0, 1).flatten(1, 2)
 
 
+def _unscaled(attrs: Attrs, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A and B of a grouped GEMM in float32, with their scales of 128 elements and of 128 x 128 blocks."""
+    rows = a_scale.repeat_interleave(128, -1)[..., : attrs["k"]]
+    blocks = b_scale.repeat_interleave(128, -1).repeat_interleave(128, -2)[..., : attrs["n"], : attrs["k"]]
+    return a.float() * rows, b.float() * blocks
+
+
+def _matmul_grouped_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    """Compute one group after another; rows of no group are zero."""
+    *operands, sizes = inputs
+    a, b = operands if len(operands) == 2 else _unscaled(attrs, *operands)
+    out = torch.zeros(*a.shape[:-1], attrs["n"], dtype=torch.float64, device=a.device)
+    weights = b.mT if attrs["layout"] == "nt" else b
+    begin = 0
+    for group, size in enumerate(sizes.tolist()):
+        rows = (group, slice(size)) if attrs["masked"] else slice(begin, size)
+        out[rows] = a[rows].double() @ weights[group].double()
+        begin = size
+    return out
+
+
 _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "matmul": _matmul_reference,
     "gemv": _gemv_reference,
     "gemv_i4": _gemv_i4_reference,
+    "matmul_grouped": _matmul_grouped_reference,
     "conv2d": _conv2d_reference,
     "elementwise": _elementwise_reference,
     "reduce": lambda attrs, inputs: reduce(attrs, inputs[0].double()),
-    "softmax": lambda attrs, inputs: torch.softmax(inputs[0].double(), attrs["axis"]),
-    "layer_norm": lambda attrs, inputs: layer_norm(attrs, *(x.double() for x in inputs)),
-    "rms_norm": lambda attrs, inputs: rms_norm(attrs, *(x.double() for x in inputs)),
+    "softmax": lambda attrs, inputs: softmax(attrs, *(x.double() for x in inputs)),
+    "cross_entropy": lambda attrs, inputs: cross_entropy(attrs, inputs[0].double(), inputs[1]),
+    "pool2d": lambda attrs, inputs: pool2d(attrs, inputs[0].double()),
+    "batch_norm": lambda attrs, inputs: batch_norm(attrs, *(x.double() for x in inputs)),
+    "embedding": lambda _, inputs: F.embedding(inputs[1], inputs[0]),
+    "arg_reduce": lambda attrs, inputs: getattr(torch, attrs["op"])(inputs[0], attrs["axis"]),
+    "expression": lambda attrs, inputs: EXPRESSIONS[attrs["expr"]](*(x.double() for x in inputs)),
+    "matmul_gated": lambda attrs, inputs: gated(attrs, *(inputs[0].double() @ half.double().mT for half in inputs[1].chunk(2))),
+    "layer_norm": lambda attrs, inputs: fused_norm("layer_norm", attrs, inputs, wide=torch.float64),
+    "rms_norm": lambda attrs, inputs: fused_norm("rms_norm", attrs, inputs, wide=torch.float64),
     "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),
     "group_norm": lambda attrs, inputs: group_norm(attrs, *(x.double() for x in inputs)),
     "rotary": lambda attrs, inputs: rotary(attrs, *(x.double() for x in inputs)),
     "attention": _attention_reference,
     "attention_decode": _attention_decode_reference,
-    "embedding": lambda _, inputs: inputs[0][inputs[1]],
-    "arg_reduce": lambda attrs, inputs: getattr(torch, attrs["op"])(inputs[0], attrs["axis"]),
     "topk": lambda attrs, inputs: torch.topk(inputs[0], attrs["k"], largest=attrs["largest"])[0],
     "sort": lambda attrs, inputs: torch.sort(inputs[0], descending=attrs["descending"])[0],
 }

@@ -55,8 +55,10 @@ def pdl_launches(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
         if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
             return call
         names, args = [str(name) for name in call.attrs.launch_params], list(call.args)
-        blocks = math.prod(int(extent) for name, extent in zip(names, args[-len(names) :], strict=True) if name.startswith("blockIdx."))
-        if names[-1] == DYNAMIC_SMEM_TAG:
+        grid = [extent for name, extent in zip(names, args[-len(names) :], strict=True) if name.startswith("blockIdx.")]
+        # Of rows that are known at run time nobody knows the blocks.
+        if names[-1] == DYNAMIC_SMEM_TAG and all(isinstance(extent, tvm.tirx.IntImm) for extent in grid):
+            blocks = math.prod(map(int, grid))
             args[-1] = tvm.tirx.IntImm(str(args[-1].ty.dtype), balanced_smem_bytes(gpu, blocks, int(args[-1])))
         return _with_params(call, args, _tagged(names))
 

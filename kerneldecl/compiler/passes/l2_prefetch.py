@@ -42,7 +42,7 @@ def prefetch_before_wait(func: Any, wait: Any, gpu: Gpu) -> Any:
     if not prefetches:
         return SeqStmt([wait, func.body])
     prefetch: Any = SeqStmt(prefetches) if len(prefetches) > 1 else prefetches[0]
-    if int(block.value) > gpu.sm_count * resident:
+    if not isinstance(block.value, IntImm) or int(block.value) > gpu.sm_count * resident:
         prefetch = IfThenElse(block.node.var < gpu.sm_count * resident, prefetch, None)
     return _prepended(func.body, [prefetch, wait])
 

@@ -16,8 +16,10 @@ import tvm
 from tvm.ir import Call, TensorLoad, Var
 from tvm.s_tir import transform
 from tvm.sym import Analyzer
-from tvm.tirx import Bind, BufferLoad, BufferStore, For, ForKind, decl_buffer, floordiv, floormod
+from tvm.tirx import Bind, BufferLoad, BufferStore, For, ForKind, IntImm, decl_buffer, floordiv, floormod
 from tvm_ffi import structural
+
+from kerneldecl.compiler.rows import UPTO
 
 FRAGMENT_OPS = ("tirx.ptx_legacy.mma", "tirx.ptx_legacy.ldmatrix", "tirx.mma_fill_legacy")
 """Operations that take a fragment as its array, followed by the index of the lane's elements."""
@@ -45,7 +47,8 @@ def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
     which inspects the regions, fails where widths are mixed.
     """
     params = [param for func in mod.functions.values() for param in func.params]
-    sizes = (math.prod(int(extent) for extent in param.ty.shape) for param in params)
+    [upto] = {int((func.attrs or {}).get(UPTO, 0)) for func in mod.functions.values()}
+    sizes = (math.prod(int(extent) if isinstance(extent, IntImm) else upto for extent in param.ty.shape) for param in params)
     # TVM's pass does not tell 64-bit integers that are data from indices, and refuses arguments of them.
     if max(sizes, default=0) >= 2**31 or any(str(param.dtype) == "int64" for param in params):
         return mod

@@ -87,11 +87,12 @@ def smem_rows_unit(operand: Operand) -> int:
 def register_load_bytes(operand: Operand, extent: int, *, is_a: bool = False) -> int:
     """Return the bytes of an operand's k-tile that producer threads load through registers, 0 where TMA loads it.
 
-    Bytes to be transposed count `TRANSPOSE_FACTOR` times.
+    They fill whole rows of shared memory, also where a tile is narrower. Bytes to be transposed count `TRANSPOSE_FACTOR` times.
     """
     if is_tma_loadable(operand) or (is_a and is_from_registers(operand)):
         return 0
-    return extent * K_TILE_BYTES * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1)
+    unit = smem_rows_unit(operand)
+    return -(-extent // unit) * unit * K_TILE_BYTES * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1)
 
 
 def has_residual(space: IterSpace) -> bool:

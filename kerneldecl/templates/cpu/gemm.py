@@ -14,7 +14,9 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates.shared import blocks
 from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction, plain_positions
 
 
@@ -70,7 +72,7 @@ class GemmTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Gemm:
-    """A schedule whose one reduction is a GEMM without producers, followed by an elementwise epilogue."""
+    """A schedule whose one reduction is a GEMM, followed by an elementwise epilogue or by other blocks."""
 
     sch: Schedule
     block: Any
@@ -78,6 +80,10 @@ class Gemm:
     extents: tuple[int, ...]
     """Extents of all axes of the block, in its order."""
     epilogue: list[Any]
+    computed: Mapping[int, Any]
+    """Blocks that compute operands element by element from arguments, such as dequantised weights, by the operand's position."""
+    rest: tuple[Any, ...] = ()
+    """Blocks that read several of its results for one element each, as gated GEMMs have; then there is no epilogue."""
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -109,11 +115,29 @@ def read_gemm(mod: IRModule) -> Gemm | None:
     sch = Schedule(mod)
     block = only_reduction(sch)
     axes = None if block is None else gemm_axes(sch.get(block))
-    if axes is None or sch.get_producers(block):
+    if axes is None:
         return None
+    producers = sch.get_producers(block)
+    if any(is_reduction(sch.get(producer)) or sch.get_producers(producer) for producer in producers):
+        return None
+    results = [(producer, sch.get(producer).writes[0].source) for producer in producers]
+    reads = enumerate(sch.get(block).reads)
+    computed = {position: producer for position, read in reads for producer, result in results if read.source.same_as(result)}
     epilogue = epilogue_of(sch, block)
     extents = tuple(int(axis.dom.extent) for axis in sch.get(block).iter_vars)
-    return None if epilogue is None else Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=epilogue)
+    if epilogue is not None:
+        return Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=epilogue, computed=computed)
+    if producers:
+        return None
+    rest = tuple(other for other in sch.get_child_blocks(sch.get_sblock("root")) if not sch.get(other).same_as(sch.get(block)))
+    return Gemm(sch=sch, block=block, axes=axes, extents=extents, epilogue=[], computed={}, rest=rest)
+
+
+def finish_rest(sch: Schedule, rest: Sequence[Any], lanes: int) -> None:
+    """Run what follows a GEMM row by row, in parallel and in vectors: it reads results of several tiles."""
+    for block in rest:
+        sch.parallel(sch.get_loops(block)[0])
+        blocks.vectorize_under(sch, block, lanes)
 
 
 def gemm_axes(block: Any) -> GemmAxes | None:

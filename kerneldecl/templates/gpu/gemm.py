@@ -14,14 +14,14 @@ from typing import Any
 from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
-from tvm.tirx import IndexMap
+from tvm.tirx import IndexMap, IntImm
 
 from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
 from kerneldecl.analysis.gpu_limits import MIN_ASYNC_COPY_BYTES, WARP_LANES
 from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.shared.contraction import fuse_epilogue
+from kerneldecl.templates.shared.contraction import fuse_epilogue, only_reduction
 
 SPLIT_K_VECTOR = 4
 """Results per thread of the split-K reduction at most."""
@@ -29,14 +29,14 @@ SPLIT_K_THREADS_WANTED = 1 << 16
 """Threads below which the split-K reduction has fewer results per thread."""
 SPLIT_K_BLOCK = 256
 """Threads per block of the split-K reduction at most."""
+REST_BLOCK = 256
+"""Threads of a block of the kernels behind a GEMM."""
 SPLIT_K_BLOCKS_WANTED = 128
 """Blocks below which the split-K reduction has smaller blocks: a few SMs alone do not saturate L2."""
 
 
 OWN_KERNEL = "kerneldecl.own_kernel"
-"""Annotation of a block that is scheduled already."""
-MOVED_VECTOR, MOVED_BLOCK = 4, 128
-"""Results of a thread, and threads of a block, of the kernel that puts results in other places."""
+"""Annotation of a block that puts results in other places, which is no part of the kernel that stores accumulators."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class NormalForm:
     """The block that reads the accumulators; `place_store` moves it to its loop."""
     split_k: Any = None
     """With split-K, whose parts are then a batch axis: the block that adds the accumulators of all parts."""
+    rest: tuple[Any, ...] = ()
+    """Blocks that read several results for one element each, as gated GEMMs have: kernels of their own, by `schedule_rest`."""
 
 
 def read_gemm(mod: IRModule) -> Contraction | None:
@@ -64,15 +66,16 @@ def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], *, k_first:
     """Bring a GEMM into normal form, padded to multiples of the tile (m, n, k), with accumulators in registers.
 
     Operands keep their own order of k and the other axis, so that what is contiguous stays so; with `k_first`, k always comes
-    first. With split-K, accumulators are stored in global memory for `reduce_split_k`. None where the epilogue cannot be merged
-    into one block.
+    first. With split-K, accumulators are stored in global memory for `reduce_split_k`. Blocks that are no epilogue are the `rest`. None
+    where there are several reductions.
     """
-    fused = fuse_epilogue(sch, has_behind=True)
-    if fused is None:
+    fused, block = fuse_epilogue(sch, has_behind=True), only_reduction(sch)
+    if block is None:
         return None
-    block = fused.block
-    if fused.behind is not None:
-        _move_results(sch, fused.behind)
+    behind = None if fused is None else fused.behind
+    if behind is not None:
+        sch.annotate(behind, OWN_KERNEL, 1)
+    rest = (behind,) if behind is not None else () if fused else tuple(sch.get_consumers(block))
     # 1. Copies indexed by the block's own axes, which are inlined later; each group of axes is fused.
     for operand, spatial in ((gemm.a, gemm.m), (gemm.b, gemm.n)):
         sch.reindex(block, ("read", operand.position))
@@ -89,7 +92,7 @@ def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], *, k_first:
     m, n, k = tile
     sch.pad_einsum(block, [*([1] if gemm.batch else []), m, n, k * split_k])
     if split_k == 1:
-        return NormalForm(gemm, block, sch.cache_write(block, 0, "local"))
+        return NormalForm(gemm, block, sch.cache_write(block, 0, "local"), rest=rest)
     # 3. Split-K.
     part, _ = sch.split(sch.get_loops(block)[-1], [split_k, None])
     partial = sch.rfactor(part, 0)
@@ -97,24 +100,16 @@ def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], *, k_first:
     sch.reorder(part, *batch, row, column, k)
     if batch:
         sch.fuse(part, *batch)
-    return NormalForm(gemm, partial, sch.cache_write(partial, 0, "local"), block)
+    return NormalForm(gemm, partial, sch.cache_write(partial, 0, "local"), block, rest=rest)
 
 
-def _move_results(sch: Schedule, block: Any) -> None:
-    """Schedule the block that puts results in other places as a kernel of its own, neighbours in memory by neighbouring threads."""
-    width = math.gcd(int(sch.get(block).writes[0].source.shape[-1]), MOVED_VECTOR)
-    grid = sch.fuse(*sch.get_loops(block))
-    grid, thread, element = sch.split(grid, [None, MOVED_BLOCK, width])
-    sch.bind(grid, "blockIdx.x")
-    sch.bind(thread, "threadIdx.x")
-    if width > 1:
-        sch.vectorize(element)
-    sch.annotate(block, OWN_KERNEL, 1)
-
-
-def _is_kernel(block: Any) -> bool:
-    """Say whether a block is no part of the kernel that stores accumulators: another reduction, or what puts results in other places."""
-    return is_reduction(block) or OWN_KERNEL in block.annotations
+def schedule_rest(sch: Schedule, rest: Sequence[Any]) -> None:
+    """Run the blocks behind a GEMM, which read it from global memory, with a thread for each element."""
+    for block in rest:
+        loops = sch.get_loops(block)
+        grid, thread = sch.split(sch.fuse(*loops) if len(loops) > 1 else loops[0], [None, REST_BLOCK])
+        sch.bind(grid, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
 
 
 def reduce_split_k(sch: Schedule, block: Any, gemm: Contraction) -> None:
@@ -151,8 +146,21 @@ def place_store(sch: Schedule, store: Any, loop: Any, *, keeps_unit_loops: bool 
     The blocks after the store bring the bounds. TVM drops the predicate of a block that it moves, so they are inlined after the move.
     """
     sch.reverse_compute_at(store, loop, preserve_unit_loops=keeps_unit_loops)
-    while (following := sch.get_consumers(store)) and not _is_kernel(sch.get(following[0])):
+    while (following := sch.get_consumers(store)) and _is_one_to_one(sch.get(following[0])):
         sch.reverse_compute_inline(following[0])
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, IntImm) and int(extent) == 1
+
+
+def _is_one_to_one(block: Any) -> bool:
+    """Say whether a block makes one element of one: TVM gives the region from the first to the last one that it reads."""
+    return (
+        not is_reduction(block)
+        and OWN_KERNEL not in block.annotations
+        and all(_is_one(dim.extent) for read in block.reads for dim in read.region)
+    )
 
 
 def fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequence[Sequence[int]]) -> None:

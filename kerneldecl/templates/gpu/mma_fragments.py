@@ -105,8 +105,11 @@ def load_fragments(sch: Schedule, load: Any, operand: Operand, k: int, intrinsic
     return fragment
 
 
-def distribute_copy(sch: Schedule, copy: Any, warps: int, vector: int) -> Any:
+def distribute_copy(sch: Schedule, copy: Any, warps: int, vector: int, *, is_computed: bool = False) -> Any:
     """Distribute a copy over a block's threads, in vectors; return the loop around the threads.
+
+    Where elements are computed, such as dequantised weights, a thread computes those of a vector one by one: TVM's CUDA has no vectors of
+    their indices.
 
     TVM splits a vector into elements unless it can prove that the vector is within the operand or beyond it, and in contiguous
     channels. With rows of a power of 2 it proves both where rows are fused first; with others, the former where they are split first.
@@ -119,7 +122,10 @@ def distribute_copy(sch: Schedule, copy: Any, warps: int, vector: int) -> Any:
         iteration, by_warp, lane = sch.split(sch.fuse(row, column), [None, warps, LANES])
     sch.bind(by_warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
-    sch.vectorize(element)
+    if is_computed:
+        sch.unroll(element)
+    else:
+        sch.vectorize(element)
     return iteration
 
 

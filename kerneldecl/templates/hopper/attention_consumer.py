@@ -30,8 +30,8 @@ from kerneldecl.templates.hopper.attention_softmax import (
     to_operand,
 )
 from kerneldecl.templates.hopper.attention_store import give_back_queries, store_results
+from kerneldecl.templates.hopper.consumer import FENCE_SOURCE
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
 
 TURN_BARRIER = 5
 """First of the named barriers at which consumers wait for their turn."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import WARPGROUP_THREADS
+from kerneldecl.templates.hopper.consumer import CtaRank
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.mainloop import CtaRank
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
 from kerneldecl.templates.hopper.tma import TmaLoader
 
@@ -21,6 +21,9 @@ class Smem(NamedTuple):
 
     a: Any
     b: Any
+    scales: Any
+    """Scales of A's rows, where consumers dequantise it, and zero points; None without."""
+    zeros: Any
     staging: Any
     """Buffers of each consumer for chunks of results; None where threads store directly."""
     partials: Any
@@ -48,8 +51,8 @@ class Cta(NamedTuple):
     """What all warps of a CTA know, while the kernel's script is read."""
 
     kernel: GemmKernel
-    maps: tuple[Any, Any, Any, Any]
-    """Tensor maps of A, B, the result and the tile operand, where TMA loads one."""
+    maps: tuple[Any, Any, Any, Any, Any, Any]
+    """Tensor maps of A, B, the result, the tile operand, scales and zero points; the last three where TMA loads such."""
     smem: Smem
     ids: Ids
     consumer: Any
@@ -93,12 +96,24 @@ class Cta(NamedTuple):
         row = (scheduler.row * params.cluster_m + self.rank.m) * params.block_m
         return row, (scheduler.column * params.cluster_n + self.rank.n) * params.block_n
 
+    def result_column(self, column: Any) -> Any:
+        """Return the result's column for one of B's rows with which a tile begins."""
+        return column if self.kernel.gate is None else column // self.kernel.accumulators_per_result
+
     def tile_start(self, scheduler: TileScheduler) -> tuple[Any, Any, Any]:
         """Return the first row and column of the tile, and the k-tile from which on this CTA loads it."""
         return (*self.tile_origin(scheduler), self.first_k_tile(scheduler))
 
     def first_k_tile(self, scheduler: TileScheduler) -> Any:
         return self.rank.split * self.kernel.k_tiles_per_cta if self.kernel.params.split_k > 1 else scheduler.first_k_tile()
+
+    def factor_loaders(self) -> tuple[TmaLoader | None, TmaLoader | None]:
+        """Return how TMA loads scales and zero points of A's rows; None where there are none."""
+        scales, zeros = self.kernel.scales, self.kernel.zeros
+        return (
+            None if scales is None else TmaLoader(scales, self.maps[4], self.smem.scales, 0),
+            None if zeros is None else TmaLoader(zeros, self.maps[5], self.smem.zeros, 0),
+        )
 
     def loaders(self) -> tuple[TmaLoader, TmaLoader]:
         """Return how TMA loads A and B: CTAs along n share A, those along m share B."""

@@ -17,6 +17,7 @@ from kerneldecl.analysis.attention import CHUNK, MMA_K
 from kerneldecl.analysis.hopper_limits import WARPGROUP_THREADS
 from kerneldecl.analysis.wgmma_decode import BLOCK_KEYS, CONSUMERS
 from kerneldecl.templates.hopper.attention_softmax import Softmax, follow, rescale, take_scores, to_operand
+from kerneldecl.templates.hopper.consumer import FENCE_SOURCE
 from kerneldecl.templates.hopper.decode_config import (
     CHUNK_ELEMENTS,
     CHUNK_UNITS,
@@ -26,7 +27,6 @@ from kerneldecl.templates.hopper.decode_config import (
 )
 from kerneldecl.templates.hopper.decode_producer import Smem, Span
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
 from kerneldecl.templates.hopper.store import STMATRIX
 
 POWERS_BARRIER = 1

@@ -12,11 +12,13 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, TMA_SMEM_ALIGN_BYTES
+from kerneldecl.templates.hopper.consumer import Consumer
 from kerneldecl.templates.hopper.cta import Cta, Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.mainloop import Consumer, finish_first_mma_tile, finish_mainloop, run_mainloop
+from kerneldecl.templates.hopper.mainloop import finish_first_mma_tile, finish_mainloop, run_mainloop
+from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import packed
 from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
 from kerneldecl.templates.hopper.split_k import reduce_partials, send_partials
@@ -112,10 +114,10 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     """Have a consumer multiply its part of a tile and store the results."""
     kernel = T.meta_var(cta.kernel)
     row, column = meta_vars(cta.tile_origin(scheduler))
-    at = T.meta_var((scheduler.batch, row + consumer.first_row, column, cta.consumer))
+    at = T.meta_var((scheduler.batch, row + consumer.first_row, cta.result_column(column), cta.consumer))
     if context.plan.streams:
         load_tile_operand(context, at)
-    run_mainloop(consumer, scheduler.k_tile_count())
+    run_mainloop(consumer, scheduler.k_tile_count(), (column, cta.first_k_tile(scheduler)))
     if context.plan.aux_buffers == 2:
         load_aux(context, 0, at)
     if kernel.tail_k_tiles == 0:
@@ -153,6 +155,7 @@ def _consume(cta, workspace):
     T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_descriptor), smem.b.ptr_to([0, 0]), *kernel.b.descriptor)
     state = PipelineState(kernel.params.stages, 0)
     fragments = T.alloc_local((kernel.a_fragments,), "uint32") if kernel.a.in_registers else T.meta_var(None)
+    partials = T.alloc_local((kernel.partial_sets * kernel.accum.registers,), "float32") if kernel.is_scaled else T.meta_var(None)
     consumer = T.meta_var(
         Consumer(
             kernel=kernel,
@@ -164,6 +167,7 @@ def _consume(cta, workspace):
             lane=cta.lanes[1],
             rank=cta.rank,
             fragments=fragments,
+            partials=partials,
             warp=cta.lanes[0],
         )
     )
@@ -172,14 +176,7 @@ def _consume(cta, workspace):
     tile_operand = T.meta_var(TileOperandLoads(cta.maps[3], smem.tile_operand, loaded, elements) if plan.streams else None)
     context = T.meta_var(
         StoreContext(
-            plan=plan,
-            acc=acc,
-            aux=aux,
-            packed=packed,
-            staging=smem.staging,
-            map=cta.maps[2],
-            lanes=cta.lanes,
-            tile_operand=tile_operand,
+            plan=plan, acc=acc, aux=aux, packed=packed, staging=smem.staging, map=cta.maps[2], lanes=cta.lanes, tile_operand=tile_operand
         )
     )
     if kernel.params.is_pingpong:
@@ -209,6 +206,12 @@ def _reduce_split_k(cta, consumer):
     reduce_partials(kernel, cta.smem.partials, cta.rank.split, thread, at, cta.lanes)
 
 
+def _alloc_stages(pool: Any, stages: int, factor: Operand) -> Any:
+    """Allocate stages of scales or zero points in shared memory, each where TMA's boxes may start."""
+    elements = max(factor.stage_bytes, TMA_SMEM_ALIGN_BYTES) // factor.item_bytes
+    return pool.alloc((stages, elements), factor.dtype, align=TMA_SMEM_ALIGN_BYTES)
+
+
 @T.inline
 def _run(kernel, maps, ids, workspace):
     """Have a CTA take its tiles one after the other: the first warpgroup is the producer, the others are consumers."""
@@ -216,6 +219,8 @@ def _run(kernel, maps, ids, workspace):
     pool = T.SMEMPool()
     a_stages = pool.alloc((params.stages, kernel.a.stage_elements), kernel.a.dtype, align=1024)
     b_stages = pool.alloc((params.stages, kernel.b.stage_elements), kernel.b.dtype, align=1024)
+    scales = _alloc_stages(pool, params.stages, kernel.scales) if kernel.scales is not None else T.meta_var(None)
+    zeros = _alloc_stages(pool, params.stages, kernel.zeros) if kernel.zeros is not None else T.meta_var(None)
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
     staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
     has_partials = T.meta_var(params.split_k > 1 and params.workspace == 0)
@@ -229,6 +234,8 @@ def _run(kernel, maps, ids, workspace):
         Smem(
             a=a_stages,
             b=b_stages,
+            scales=scales,
+            zeros=zeros,
             staging=staging,
             partials=partials,
             full=full,
@@ -265,6 +272,13 @@ def _host_body(kernel: GemmKernel, workspace: Workspace | PartialSums | None, bo
     return packed(kernel.packings, kernel.sm_count, body) if kernel.packings else body
 
 
+@T.inline
+def _encode(tensor_map, operand):
+    """Encode the tensor map of an operand that TMA loads."""
+    if not operand.via_registers:
+        T.call_packed(ENCODE, tensor_map, operand.dtype, *operand.tma.map.args)
+
+
 def build(kernel: GemmKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     params, epilogue = kernel.params, kernel.epilogue
@@ -274,11 +288,9 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
     @T.prim_func(check_well_formed=False)
     def main():
         rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if not kernel.a.via_registers:
-            T.call_packed(ENCODE, rows_map, kernel.a.dtype, *kernel.a.tma.map.args)
+        _encode(rows_map, kernel.a)
         columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if not kernel.b.via_registers:
-            T.call_packed(ENCODE, columns_map, kernel.b.dtype, *kernel.b.tma.map.args)
+        _encode(columns_map, kernel.b)
         store_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         if kernel.epilogue_plan.stores_by_tma:
             T.call_packed(ENCODE, store_map, epilogue.dtype, *epilogue.map.args)
@@ -289,6 +301,16 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
             T.call_packed(ENCODE, tile_map, epilogue.dtype, *epilogue.tile_operand.map.args)
         else:
             tile_map = T.meta_var(None)
+        if kernel.scales is not None:
+            scales_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            _encode(scales_map, kernel.scales)
+        else:
+            scales_map = T.meta_var(None)
+        if kernel.zeros is not None:
+            zeros_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            _encode(zeros_map, kernel.zeros)
+        else:
+            zeros_map = T.meta_var(None)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -300,7 +322,7 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         ids = T.meta_var(Ids(rank=rank, block=block, warpgroup=group, warp=warp, lane=lane))
-        _run(kernel, (rows_map, columns_map, store_map, tile_map), ids, workspace)
+        _run(kernel, (rows_map, columns_map, store_map, tile_map, scales_map, zeros_map), ids, workspace)
 
     body = _host_body(kernel, workspace, main.body)
     func = tirx.PrimFunc(list(kernel.func_params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})

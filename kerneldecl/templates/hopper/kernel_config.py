@@ -6,7 +6,8 @@ Knows nothing of the kernel's statements.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
@@ -39,10 +40,14 @@ MAX_REGISTERS = 255
 """Registers that a thread may have (CUDA programming guide)."""
 OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
+FEW_ACCUM_REGISTERS = 64
+"""Accumulators up to which consumers that dequantise need no more registers than a thread has anyway, so that two CTAs share an SM."""
 A_FRAGMENT = 4
 """Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
 """Clusters of more than two CTAs of which one finds no room: a cluster lies within one GPC, and those have 16 or 18 SMs (H200)."""
+Gate = Callable[[Any, Any], Any]
+"""(accumulator of the first half, of the second one) -> the result in the accumulators' dtype."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,12 @@ class EpiloguePlan(NamedTuple):
 
     epilogue: Epilogue
     accum: AccumulatorLayout
+    """How it holds what becomes results: accumulators, or those of both halves gated."""
     buffers: int
     """Chunks of results that a consumer has in shared memory; 0 where threads store directly."""
     aux_buffers: int
     """Chunks whose auxiliary operands threads hold; 2 is double buffering."""
+    gate: Gate | None = None
 
     @property
     def chunks(self) -> int:
@@ -151,6 +158,18 @@ class GemmKernel:
     sm_count: int
     packings: tuple[Packing, ...] = ()
     """Copies of operands that a kernel of their own makes before."""
+    scales: Operand | None = None
+    """Scales of A's rows in a k-tile: consumers dequantise A with them, or scale what a k-tile adds to accumulators; None without."""
+    zeros: Operand | None = None
+    """Zero points of A's rows; None where all are the same."""
+    column_scales: Any = None
+    """Buffer of scales of B's blocks of 128 columns and k-tiles, where a k-tile's products are scaled; None without."""
+    partial_sets: int = 0
+    """Sets of registers for the products of k-tiles that are to be scaled."""
+    k_parts: int = 1
+    """Parts of a k-tile, each of K_TILE_BYTES of a row of B: one, or two where consumers dequantise A."""
+    gate: Gate | None = None
+    """What is made of two accumulators; None where each becomes a result. B's rows are then those of both halves, 8 and 8 in turns."""
 
     @property
     def is_pdl_secondary(self) -> bool:
@@ -173,8 +192,27 @@ class GemmKernel:
         return AccumulatorLayout(self.accum_dtype, self.params.block_n, self.params.mma_tiles)
 
     @property
+    def accumulators_per_result(self) -> int:
+        return 2 if self.gate else 1
+
+    @property
+    def results(self) -> AccumulatorLayout:
+        """Return how a thread holds the results of its accumulators."""
+        return replace(self.accum, block_n=self.params.block_n // self.accumulators_per_result)
+
+    @property
     def stage_bytes(self) -> int:
-        return self.a.stage_bytes + self.b.stage_bytes
+        return sum(operand.stage_bytes for operand in (self.a, self.b, self.scales, self.zeros) if operand is not None)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Say whether consumers dequantise A to registers, a k-tile ahead of the one that is multiplied."""
+        return self.scales is not None and self.a.in_registers
+
+    @property
+    def is_scaled(self) -> bool:
+        """Say whether consumers scale what each k-tile adds to accumulators."""
+        return self.column_scales is not None
 
     @property
     def cluster_grid(self) -> tuple[int, int]:
@@ -235,6 +273,8 @@ class GemmKernel:
     @property
     def maxnreg(self) -> tuple[int, int]:
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
+        if self.is_quantised and self.accum.registers <= FEW_ACCUM_REGISTERS:
+            return 0, 0
         return (SETMAXNREG_VIA_REGISTERS if self.via_registers else SETMAXNREG)[self.params.consumers]
 
     @property
@@ -253,8 +293,8 @@ class GemmKernel:
 
     @property
     def a_fragments(self) -> int:
-        """Return the registers of a thread that hold A's k-tile, where wgmma takes it from them."""
-        return self.params.mma_tiles * K_TILE_BYTES // K_BYTES * A_FRAGMENT
+        """Return the registers of a thread that hold A's k-tile, where wgmma takes it from them: two of them where A is dequantised."""
+        return (1 + self.is_quantised) * self.params.mma_tiles * K_TILE_BYTES // K_BYTES * A_FRAGMENT
 
     @property
     def mma_n(self) -> int:
@@ -263,14 +303,17 @@ class GemmKernel:
     @property
     def mma(self) -> str:
         kind, accum = PTX_TYPES[self.dtype], PTX_TYPES[self.accum_dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{K_BYTES // self.a.item_bytes}.{accum}.{kind}.{kind}"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{K_BYTES // self.b.item_bytes}.{accum}.{kind}.{kind}"
 
     @property
     def mma_flags(self) -> tuple[int, ...]:
         """Return wgmma's immediates: no negation, and for 16 bits whether operands are transposed."""
         if self.dtype == "int8":
             return ()
-        return (1, 1, int(not self.a.is_k_last), int(not self.b.is_k_last)) if self.dtype.endswith("16") else (1, 1)
+        if not self.dtype.endswith("16"):
+            return (1, 1)
+        orders = [int(not operand.is_k_last) for operand in (self.a, self.b) if not operand.in_registers]
+        return (1, 1, *orders)
 
     @property
     def k_tiles_per_cta(self) -> int:
@@ -312,7 +355,7 @@ class GemmKernel:
     def _epilogue_bytes(self) -> int:
         """Return the shared memory of the epilogue buffers of one consumer."""
         if self.streams_tile_operand:
-            return epilogue_tile_bytes(self.params.accumulators * WARPGROUP_THREADS)
+            return epilogue_tile_bytes(self.results.count * WARPGROUP_THREADS)
         return self.epilogue_buffers * EPILOGUE_BUFFER_BYTES
 
     @property
@@ -321,8 +364,8 @@ class GemmKernel:
         if not self.epilogue.via_smem or self.params.split_k > 1:
             return 0
         if self.streams_tile_operand:
-            return self.epilogue.chunks(self.params.accumulators)
-        return self.params.epilogue_buffers(self.epilogue.chunks(self.params.accumulators), self.stage_bytes, self.accum_dtype)
+            return self.epilogue.chunks(self.results.count)
+        return self.params.epilogue_buffers(self.epilogue.chunks(self.results.count), self.stage_bytes, self.accum_dtype)
 
     @property
     def epilogue_plan(self) -> EpiloguePlan:
@@ -331,7 +374,7 @@ class GemmKernel:
         held = epilogue.aux_registers(epilogue.chunk_accumulators)
         most = SETMAXNREG[self.params.consumers][1] or MAX_REGISTERS
         is_double = held and self.accum.registers + 2 * held + OTHER_REGISTERS <= most and self.epilogue_buffers > 0
-        return EpiloguePlan(epilogue, self.accum, self.epilogue_buffers, aux_buffers=2 if is_double else 1)
+        return EpiloguePlan(epilogue, self.results, self.epilogue_buffers, aux_buffers=2 if is_double else 1, gate=self.gate)
 
     @property
     def can_store(self) -> bool:
@@ -354,7 +397,7 @@ class GemmKernel:
             or self.a.in_registers
             or not self.epilogue_buffers
             or is_short
-            or not self.epilogue.has_calls
+            or not (self.epilogue.has_calls or self.gate)
         ):
             return 0
         return min(TAIL_K_TILES, params.stages - 1)

@@ -8,127 +8,15 @@ Knows nothing of how operands come to shared memory or what becomes of accumulat
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES
 from kerneldecl.analysis.tensor_cores import K_BYTES
-from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT, GemmKernel
-
-FENCE_SOURCE = """
-__device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
-__device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
-"""
-"""Keeps nvcc from reading accumulators before wgmma has written them."""
-
-
-class CtaRank(NamedTuple):
-    """A CTA's place in its cluster: along m, along n, and which part of k it has with split-K."""
-
-    m: Any
-    n: Any
-    split: Any
-
-
-class Consumer(NamedTuple):
-    """What a consumer warpgroup multiplies with, while a kernel's script is read."""
-
-    kernel: GemmKernel
-    acc: Any
-    descriptors: tuple[Any, Any]
-    """wgmma's descriptors of the first stage of A and of B."""
-    state: Any
-    """Which stage comes next, and its phase."""
-    barriers: Any
-    """`full` and `empty`, one of each for every stage, and `order` between consumers."""
-    index: Any
-    """Index of the warpgroup among the consumers."""
-    lane: Any
-    rank: CtaRank
-    fragments: Any
-    """Registers for a k-tile of A; None where wgmma reads it in shared memory."""
-    warp: Any
-    """Warp of the warpgroup."""
-
-    @property
-    def first_mma_tile(self) -> Any:
-        """Return the first of its MMA tiles among the CTA's."""
-        return 0 if self.kernel.params.is_pingpong else self.index * self.kernel.params.mma_tiles
-
-    @property
-    def first_row(self) -> Any:
-        """Return the first of its rows among the CTA's."""
-        return 0 if self.kernel.params.is_pingpong else self.index * (self.kernel.params.mma_tiles * MMA_TILE_ROWS)
-
-    def a_operand(self, stage: Any, mma_tile: Any, k: Any) -> list[Any]:
-        """Return wgmma's operand A: a descriptor of its place in a stage, or registers."""
-        if self.fragments is not None:
-            first = (mma_tile * (K_TILE_BYTES // K_BYTES) + k) * A_FRAGMENT
-            return [self.fragments[first + q] for q in range(A_FRAGMENT)]
-        a = self.kernel.a
-        place = stage * (a.stage_bytes // 16) + (self.first_mma_tile + mma_tile) * a.mma_tile_offset + k * a.k_offset
-        return [self.descriptors[0] + T.cast(place, "uint64")]
-
-    def a_element(self, mma_tile: Any, k: Any, q: int) -> Any:
-        """Return where in a stage a register of operand A comes from: k first, in boxes of 32 rows, in the 128-byte swizzle."""
-        box = (self.first_mma_tile + mma_tile) * 2 + self.warp // 2
-        row, line = self.warp % 2 * 16 + q % 2 * 8 + self.lane // 4, self.lane % 4 + q // 2 * 4
-        chunk = T.bitwise_xor(row // 4, line)
-        return (box * 32 + k * 8 + line) * 32 + chunk * 4 + row % 4
-
-    def stage_before(self, k_tiles: int) -> Any:
-        """Return the stage so many k-tiles before the next one."""
-        stage = self.state.stage
-        return T.Select(stage >= k_tiles, stage - k_tiles, stage + (self.kernel.params.stages - k_tiles))
-
-
-@T.inline
-def _release(consumer, stage):
-    """Have a warp signal all CTAs that write to this one's stages that it has read one."""
-    params = T.meta_var(consumer.kernel.params)
-    lane, empty = T.meta_var((consumer.lane, consumer.barriers.empty))
-    count = T.meta_var(params.cluster_m * params.cluster_n)
-    if count == 1:
-        if lane == 0:
-            empty.arrive(stage)
-    elif count == 2:
-        if lane < 2:
-            empty.arrive(stage, remote=lane)
-    elif (lane < count) & ((lane % params.cluster_m == consumer.rank.m) | (lane // params.cluster_m == consumer.rank.n)):
-        empty.arrive(stage, remote=lane)
-
-
-@T.inline
-def _issue_mma(consumer, stage, mma_tiles, is_first):
-    """Start the MMAs of a stage for some of a consumer's MMA tiles, given as a range."""
-    kernel, acc = T.meta_var((consumer.kernel, consumer.acc))
-    b = T.meta_var(consumer.descriptors[1])
-    instructions = T.meta_var(kernel.params.n_instructions(kernel.dtype))
-    count = T.meta_var(kernel.params.block_n // instructions // 2 // kernel.accum.per_register)
-    for k in T.unroll(K_TILE_BYTES // K_BYTES):
-        for number in T.unroll(len(mma_tiles)):
-            s = T.meta_var(mma_tiles[0] + number)
-            for part in T.unroll(instructions):
-                T.ptx[kernel.mma](
-                    *[acc[(s * instructions + part) * count + i] for i in range(count)],
-                    *consumer.a_operand(stage, s, k),
-                    b
-                    + T.cast(
-                        stage * (kernel.b.stage_bytes // 16) + kernel.b.row_offset(kernel.mma_n) * part + k * kernel.b.k_offset,
-                        "uint64",
-                    ),
-                    T.Or(T.Not(is_first), k > 0),
-                    *kernel.mma_flags,
-                )
-
-
-@T.inline
-def _fence(acc, begin, end):
-    """Keep accumulators from being read earlier than here."""
-    for i in T.unroll(end - begin):
-        T.cuda.func_call("tvm_wgmma_fence_operand", acc[begin + i], source_code=FENCE_SOURCE)
+from kerneldecl.templates.hopper.consumer import fence, issue_mma, release
+from kerneldecl.templates.hopper.dequantised_mainloop import run_dequantised
+from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT
+from kerneldecl.templates.hopper.scaled_mainloop import run_scaled
 
 
 @T.inline
@@ -139,13 +27,13 @@ def _tail(consumer):
     for _ in T.unroll(tail):
         full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
-        _issue_mma(consumer, state.stage, mma_tiles[:1], tirx.const(False, "bool"))
+        issue_mma(consumer, state.stage, mma_tiles[:1], tirx.const(False, "bool"))
         state.advance()
     T.ptx.wgmma.commit_group.sync.aligned()
     T.ptx.wgmma.wait_group.sync.aligned(1)
-    _release(consumer, consumer.stage_before(tail + 1))
+    release(consumer, consumer.stage_before(tail + 1))
     for s in T.unroll(tail):
-        _issue_mma(consumer, consumer.stage_before(tail - s), mma_tiles[1:], tirx.const(False, "bool"))
+        issue_mma(consumer, consumer.stage_before(tail - s), mma_tiles[1:], tirx.const(False, "bool"))
     T.ptx.wgmma.commit_group.sync.aligned()
 
 
@@ -170,13 +58,13 @@ def _run_from_registers(consumer, k_tiles):
         barriers.full.wait(state.stage, state.phase)
         _load_a(consumer)
         T.ptx.wgmma.fence.sync.aligned()
-        _issue_mma(consumer, state.stage, mma_tiles, i == 0)
+        issue_mma(consumer, state.stage, mma_tiles, i == 0)
         T.ptx.wgmma.commit_group.sync.aligned()
         if kernel.params.is_staggered:
             if (consumer.index == 0) & (i == kernel.params.stagger_k_tiles) & (consumer.lane == 0):
                 barriers.order.arrive(1)
         T.ptx.wgmma.wait_group.sync.aligned(0)
-        _release(consumer, state.stage)
+        release(consumer, state.stage)
         state.advance()
 
 
@@ -187,24 +75,31 @@ def _run_from_smem(consumer, k_tiles):
     for i in T.serial(k_tiles - tail):
         barriers.full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
-        _issue_mma(consumer, state.stage, mma_tiles, i == 0)
+        issue_mma(consumer, state.stage, mma_tiles, i == 0)
         T.ptx.wgmma.commit_group.sync.aligned()
         if kernel.params.is_staggered:
             if (consumer.index == 0) & (i == kernel.params.stagger_k_tiles) & (consumer.lane == 0):
                 barriers.order.arrive(1)
         if i > 0:
             T.ptx.wgmma.wait_group.sync.aligned(1)
-            _release(consumer, consumer.stage_before(1))
+            release(consumer, consumer.stage_before(1))
         state.advance()
     if tail > 0:
         _tail(consumer)
 
 
 @T.inline
-def run_mainloop(consumer, k_tiles):
-    """Multiply so many k-tiles of a tile; the last MMAs may still be under way then, and the last stages not given back."""
+def run_mainloop(consumer, k_tiles, start):
+    """Multiply so many k-tiles of a tile; the last MMAs may still be under way then, and the last stages not given back.
+
+    `start` is the tile's first column and k-tile.
+    """
     kernel, barriers = T.meta_var((consumer.kernel, consumer.barriers))
-    if kernel.a.in_registers:
+    if kernel.is_scaled:
+        run_scaled(consumer, k_tiles, start)
+    elif kernel.is_quantised:
+        run_dequantised(consumer, k_tiles)
+    elif kernel.a.in_registers:
         _run_from_registers(consumer, k_tiles)
     else:
         _run_from_smem(consumer, k_tiles)
@@ -217,7 +112,7 @@ def run_mainloop(consumer, k_tiles):
 def finish_first_mma_tile(consumer):
     """Wait for the accumulators of the first of two MMA tiles."""
     T.ptx.wgmma.wait_group.sync.aligned(1)
-    _fence(consumer.acc, 0, consumer.kernel.accum.registers // 2)
+    fence(consumer.acc, 0, consumer.kernel.accum.registers // 2)
 
 
 @T.inline
@@ -225,8 +120,8 @@ def finish_mainloop(consumer):
     """Wait for a tile's accumulators, or for those of its second MMA tile, and give the last stages back."""
     kernel = T.meta_var(consumer.kernel)
     k_tiles = T.meta_var(max(1, kernel.tail_k_tiles))
-    if not kernel.a.in_registers:
+    if (kernel.is_quantised or not kernel.a.in_registers) and not kernel.is_scaled:
         T.ptx.wgmma.wait_group.sync.aligned(0)
         for s in T.unroll(k_tiles):
-            _release(consumer, consumer.stage_before(k_tiles - s))
-    _fence(consumer.acc, kernel.accum.registers // 2 if kernel.tail_k_tiles > 0 else 0, kernel.accum.registers)
+            release(consumer, consumer.stage_before(k_tiles - s))
+    fence(consumer.acc, kernel.accum.registers // 2 if kernel.tail_k_tiles > 0 else 0, kernel.accum.registers)

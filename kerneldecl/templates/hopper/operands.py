@@ -90,14 +90,17 @@ class Operand:
     dtype: str
     """Data type in shared memory: float8 is held as bytes, TF32 as float32."""
     stage_rows: int
-    """Rows of the whole tile in shared memory, each of K_TILE_BYTES."""
+    """Rows of the whole tile in shared memory, each of `row_bytes`."""
     is_k_last: bool
     """Whether k is contiguous in shared memory."""
     tma: TmaBoxes | None
     """None where threads load it through registers."""
     register_loads: RegisterLoads | None = None
     in_registers: bool = False
-    """Whether wgmma takes it from registers, to which consumers load it from stages: operand A of TF32 whose k comes first there."""
+    """Whether wgmma takes it from registers, to which consumers load it from stages: operand A of TF32 whose k comes first there, or of
+    weights that they dequantise."""
+    row_bytes: int = K_TILE_BYTES
+    """Bytes of a row's k-tile: fewer where weights are packed."""
 
     @property
     def via_registers(self) -> bool:
@@ -109,15 +112,15 @@ class Operand:
 
     @property
     def stage_elements(self) -> int:
-        return self.stage_rows * K_TILE_BYTES // self.item_bytes
+        return self.stage_bytes // self.item_bytes
 
     @property
     def stage_bytes(self) -> int:
-        return self.stage_rows * K_TILE_BYTES
+        return self.stage_rows * self.row_bytes
 
     @property
     def row_elements(self) -> int:
-        return K_TILE_BYTES // self.item_bytes
+        return self.row_bytes // self.item_bytes
 
     @property
     def descriptor(self) -> tuple[int, int, int]:

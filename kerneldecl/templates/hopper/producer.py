@@ -34,6 +34,7 @@ def _load_by_tma(cta, scheduler):
     kernel, full, empty = T.meta_var((cta.kernel, cta.smem.full, cta.smem.empty))
     state = PipelineState(kernel.params.stages, 1)
     a, b = meta_vars(cta.loaders())
+    scales, zeros = meta_vars(cta.factor_loaders())
     while scheduler.valid():
         row, column, begin = meta_vars(cta.tile_start(scheduler))
         for i in T.serial(scheduler.k_tile_count()):
@@ -43,6 +44,10 @@ def _load_by_tma(cta, scheduler):
             barrier = T.meta_var(full.ptr_to([state.stage]))
             load_tile(a, row, at, state.stage, barrier)
             load_tile(b, column, at, state.stage, barrier)
+            if kernel.scales is not None:
+                load_tile(scales, row, at, state.stage, barrier)
+            if kernel.zeros is not None:
+                load_tile(zeros, row, at, state.stage, barrier)
             state.advance()
         scheduler.advance()
 

@@ -13,8 +13,8 @@ from tvm.backend.cuda.lang.pipeline import PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, SMEM_BOX_ALIGN_BYTES, WARPGROUP_THREADS
+from kerneldecl.templates.hopper.consumer import FENCE_SOURCE
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
 from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, MMA_K, MMA_K_PAIRS, PIECE, SmemConvKernel
 from kerneldecl.templates.hopper.store import StoreContext, store_tile, wait_for_stores
 from kerneldecl.templates.hopper.tma import ENCODE, LOAD

@@ -99,6 +99,28 @@ class Accumulators:
         return self._registers[(self._first + index) // 2] if self._per_register == 2 else None
 
 
+class GatedAccumulators:
+    """A thread's results of two accumulators each, from one of its MMA tiles on: 8 columns of one half, then those of the other."""
+
+    def __init__(self, plan: EpiloguePlan, registers: Any, mma_tile: Any) -> None:
+        assert plan.gate is not None
+        self._first, self._registers, self._gate = mma_tile * plan.accum.per_mma_tile, registers, plan.gate
+
+    def __getitem__(self, index: Any) -> Any:
+        result = self._first + index
+        first = result // 4 * 8 + result % 4
+        return self._gate(self._registers[first], self._registers[first + 4])
+
+    def pair(self, index: Any) -> Any:
+        """Return None: no register holds two results."""
+        del index
+
+
+def accumulators(plan: EpiloguePlan, registers: Any, mma_tile: Any) -> Accumulators | GatedAccumulators:
+    """Return a thread's results before the epilogue, from one of its MMA tiles on."""
+    return Accumulators(plan.accum, registers, mma_tile) if plan.gate is None else GatedAccumulators(plan, registers, mma_tile)
+
+
 def _smem_place(epilogue: Epilogue, line: Any, piece: Any) -> Any:
     """Return where in a chunk 8 elements of a line are: as the swizzle of so long lines permutes them."""
     pieces = epilogue.width // 8
@@ -236,7 +258,7 @@ def _copy_out(epilogue, buffer, at, lanes):
 @T.inline
 def _store_directly(context, mma_tile, at):
     """Have each thread store its own results of an MMA tile; `at` is the tile's batch, row and column."""
-    acc = T.meta_var(Accumulators(context.plan.accum, context.acc, mma_tile))
+    acc = T.meta_var(accumulators(context.plan, context.acc, mma_tile))
     batch, row, column = meta_vars(at)
     warp, lane = meta_vars(context.lanes)
     epilogue = T.meta_var(context.epilogue)
@@ -267,7 +289,7 @@ def store_chunks(context, at, begin, end):
     batch, row, column, consumer = meta_vars(at)
     warp, lane = meta_vars(context.lanes)
     buffers = T.meta_var(context.plan.buffers)
-    acc = T.meta_var(Accumulators(context.plan.accum, context.acc, 0))
+    acc = T.meta_var(accumulators(context.plan, context.acc, 0))
     for number in T.unroll(end - begin):
         chunk = T.meta_var(begin + number)
         buffer = T.meta_var(chunk % buffers)

@@ -113,14 +113,15 @@ def is_collapsible(axis_strides: Sequence[int | None], outer: int, inner: int, e
     return None not in steps and steps[0] == (steps[1] or 0) * extent
 
 
-def inline_producers(sch: Schedule, keep_shared: bool = False) -> None:
-    """Inline each spatial block whose result is no output into its consumers.
+def inline_producers(sch: Schedule, keep_shared: bool = False, but: Sequence[Any] = ()) -> None:
+    """Inline each spatial block whose result is no output into its consumers, `but` those of some.
 
     With `keep_shared`, a block that does arithmetic and has several consumers is not inlined: storing a row of its results
     costs less than computing, say, an exp again.
     """
+    kept = {sch.get(block).name_hint for block in but}
     for leaf in leaves(sch) or ():
-        if leaf.block.is_reduction or len(leaf.block.writes) != 1:
+        if leaf.block.is_reduction or len(leaf.block.writes) != 1 or sch.get(leaf.rv).name_hint in kept:
             continue
         consumers = sch.get_consumers(leaf.rv)
         if not consumers or (keep_shared and len(consumers) > 1 and leaf.block.flops_per_point):

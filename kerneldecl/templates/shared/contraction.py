@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule
+from tvm.tirx import IntImm
 
 from kerneldecl.compiler.blocks import is_reduction
 
@@ -96,8 +97,11 @@ def _is_elementwise(block: Any, results: Sequence[Any]) -> bool:
         return False
     axes = [axis.var for axis in block.iter_vars]
     written = plain_positions(block.writes[0], axes)
-    accessed = [positions(read, axes) for read in block.reads if any(read.source.same_as(buffer) for buffer in results)]
-    return written is not None and sorted(written) == list(range(len(axes))) and all(position == written for position in accessed)
+    own = [read for read in block.reads if any(read.source.same_as(buffer) for buffer in results)]
+    # Of several elements, TVM gives the region from the first to the last one.
+    is_single = all(isinstance(dim.extent, IntImm) and int(dim.extent) == 1 for read in own for dim in read.region)
+    accessed = [positions(read, axes) for read in own]
+    return is_single and written is not None and sorted(written) == list(range(len(axes))) and all(each == written for each in accessed)
 
 
 def merge(sch: Schedule, chain: Sequence[Any]) -> Any:

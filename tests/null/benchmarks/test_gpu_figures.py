@@ -6,6 +6,7 @@ from typing import Any
 
 import hopper
 import pytest
+import quantized
 from bench_support.gpu.figures import figures, search_space_figure, tuning_figures
 
 from kerneldecl.declare.document import declare
@@ -137,6 +138,20 @@ def test_an_epilogue_is_judged_by_the_plain_gemm_of_its_size() -> None:
     assert on_hopper([plain, fused], "plain GEMM's time")["verdict"] == "reached"
     slow = on_hopper([plain, {**fused, "secs": 1.05e-3}], "plain GEMM's time")
     assert (slow["verdict"], slow["reached"]) == ("MISSED", 1.05)
+
+
+def test_quantised_weights_are_judged_by_float16_of_the_same_rows() -> None:
+    def entry(tag: str, m: int, secs: float) -> dict[str, Any]:
+        by_protocol = {protocol: {"best": secs} for protocol in quantized.PROTOCOLS}
+        return {"entry": f"{tag}[m={m}]", "tags": (tag,), "attrs": {"m": m, "n": 8, "k": 8}, "secs": secs, "protocols": by_protocol}
+
+    rows = [entry("w4a16", 16, 1e-5), entry("float16", 16, 3.1e-5), entry("float16", 64, 1e-5), entry("w4a16", 64, 9e-6)]
+    verdicts = {found["figure"]: found["verdict"] for found in quantized.judged(rows, 1.0, {})}
+    assert verdicts == {
+        f"W4A16, {m} rows, {protocol}: float16 / ours": verdict
+        for m, verdict in ((16, "reached"), (64, "MISSED"))
+        for protocol in ("steady", "isolated")
+    }
 
 
 def test_every_entry_on_hopper_has_a_figure() -> None:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from support.fakes import FakeRunner
 from support.git import git
+from support.slower import slow_down
 from support.spaces import FAKES, Space
 
+from kerneldecl.compare import sides
+from kerneldecl.compare.sides import read_side
 from kerneldecl.errors import ExitCode
-from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.store.record_text import record_bytes
 
 
 @pytest.fixture(scope="module")
@@ -39,26 +40,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Space:
 def space(pristine: Space, tmp_path: Path) -> Space:
     subprocess.run(["cp", "-r", str(pristine.root), str(tmp_path / "space")], check=True)
     return Space(tmp_path / "space")
-
-
-def slow_down(space: Space, entry: str, factor: float, isolated: float = 1.0) -> None:
-    """Rewrite the record of an entry as if its winner took longer, and the lock with it; and by another factor where it is isolated."""
-    lock = space.read("workloads.lock")
-    block = next(block for block in lock.split("\n\n") if f'name = "{entry}"' in block)
-    key = block.partition('key = "')[2].partition('"')[0]
-    store = LocalStore(space.root / "cache")
-    record = store.read("tune", key, is_local=False)
-    assert isinstance(record, Record)
-    result = json.loads(json.dumps(dict(record.result)))
-    old_us = result["run_secs"] * 1e6
-    result["run_secs"] = float(f"{result['run_secs'] * factor:.4g}")
-    result["trials"][0]["samples"] = [secs * factor for secs in result["trials"][0]["samples"]]
-    timings = result["trials"][0]["timings"]
-    timings["isolated"] = [secs * isolated for secs in timings["isolated"]]
-    store.record_path("tune", key, is_local=False).write_bytes(record_bytes("tune", record.manifest, result))
-    changed = block.replace(f"time_us = {old_us:.4g}", f"time_us = {result['run_secs'] * 1e6:.4g}")
-    assert changed != block
-    space.write({"workloads.lock": lock.replace(block, changed)})
 
 
 def test_a_slower_entry_fails_the_gate(space: Space) -> None:
@@ -164,3 +145,18 @@ def test_a_hostile_lock_is_data(name: str, space: Space) -> None:
 def test_shares_are_checked(space: Space) -> None:
     for wrong in ("lots", "-1%", "100%"):
         assert space.command("gate", "--against", "before", f"--budget={wrong}").code == ExitCode.USAGE
+
+
+def test_of_what_is_known_no_record_is_read(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(space, "small@box", 1.5)
+    known, asked = read_side(space.root, "workloads.lock"), []
+
+    def committed(_root: Path, _revision: str, keys: Sequence[str]) -> Mapping[str, object]:
+        asked.extend(keys)
+        return {}
+
+    monkeypatch.setattr(sides, "_committed", committed)
+    found = read_side(space.root, "before", known)
+    assert asked == [known["small@box"].key], "it has another time"
+    assert [name for name in found if found[name] is known[name]] == ["large@box", "tabled@box"]
+    assert found["small@box"].run_secs == pytest.approx((known["small@box"].run_secs or 0.0) / 1.5, rel=1e-3)

@@ -20,7 +20,7 @@ from kerneldecl.declare.select import select
 from kerneldecl.declare.workload_table import expand_table
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, ExitCode, PatternError
-from kerneldecl.model import Workload
+from kerneldecl.model import Rows, Workload
 from kerneldecl.plugins import find
 from kerneldecl.toolchain.versions import PINS
 
@@ -74,7 +74,8 @@ class Gemm(Rule):
             raise LookupError(self.eps)
 {METHODS}'''
 
-OWN_PLUGINS = {"rules/gemm.py": GEMM, "policies/auto.py": "", "policies/greedy.py": "", "ir/a.json": "{}"}
+POLICY = "TEMPLATES = ()\n\n\ndef propose(space, arch, top_k):\n    return ()\n"
+OWN_PLUGINS = {"rules/gemm.py": GEMM, "policies/auto.py": POLICY, "policies/greedy.py": POLICY, "ir/a.json": "{}"}
 
 
 def table(name: str, rule: str = "gemm", /, **attrs: str) -> str:
@@ -185,7 +186,8 @@ def test_entries_are_built_for_every_target_where_none_is_named(workspace: Path)
         ({"m": "[16, 512]"}, ["a[m=16]", "a[m=512]"]),
         ({"m": "[16]"}, ["a[m=16]"]),
         ({"m": "[1, 2]", "n": "[3, 4]"}, ["a[m=1,n=3]", "a[m=1,n=4]", "a[m=2,n=3]", "a[m=2,n=4]"]),
-        ({"shape": "[[128, 8192], [7], []]"}, ["a[shape=128x8192]", "a[shape=7]", "a[shape=none]"]),
+        ({"shape": "[[128, 8192], [7, 9]]"}, ["a[shape=128x8192]", "a[shape=7x9]"]),
+        ({"shape": "[[]]"}, ["a[shape=none]"]),
         ({"epilogue": '[["bias", "relu"], []]'}, ["a[epilogue=bias+relu]", "a[epilogue=none]"]),
         ({"epilogue": '["bias", "relu"]'}, ["a"]),
         ({"epilogue": "[]"}, ["a"]),
@@ -208,6 +210,17 @@ def test_lists_and_cases_expand_and_name_the_entries(workspace: Path, attrs: dic
     assert len({workload.attrs for workload in workloads}) == len(names)
 
 
+def test_rows_at_run_time_are_an_entry_for_each_number_that_is_tuned(workspace: Path) -> None:
+    text = table("a", m="{ upto = 64, tuned = [1, 16] }", n="[2, 3]") + table("b", m="1", n="1", shape="[{ upto = 9, tuned = [4] }, 5]")
+    one, many, *others, listed = declared(workspace, text).workloads
+    assert [one.name, many.name, *(other.name for other in others)] == [f"a[n={n},m={m}]" for n in (2, 3) for m in ("1", "16of64")]
+    assert (one.takes_any_rows, many.takes_any_rows) == (False, True)
+    assert many.rows == Rows("a[n=2]", "m", -1, 64, (1, 16))
+    assert many.rows.at(dict(many.attrs), 7) == {**dict(many.attrs), "m": 7}
+    assert (listed.name, dict(listed.attrs)["shape"], listed.rows) == ("b[shape=4of9x5]", (4, 5), Rows("b", "shape", 0, 9, (4,)))
+    assert listed.rows.at(dict(listed.attrs), 7)["shape"] == (7, 5)
+
+
 def test_a_whole_number_is_the_same_as_its_float_where_a_number_is_expected(workspace: Path) -> None:
     one, other = declared(workspace, table("a", m="1", n="1", eps="1") + table("b", m="1", n="1", eps="1.0")).workloads
     assert one.attrs == other.attrs
@@ -219,7 +232,7 @@ EXPANDABLE = {
     "n": st.integers(1, 4096),
     "layout": st.sampled_from(["nn", "nt", "tn"]),
     "fast": st.booleans(),
-    "shape": st.lists(st.integers(1, 99), max_size=3),
+    "shape": st.nothing(),
 }
 TOML_TEXT = {True: "true", False: "false"}
 
@@ -234,7 +247,9 @@ def toml(value: object) -> str:
 def expansions(draw: st.DrawFn) -> tuple[list[str], dict[str, list[object]]]:
     """Draw an order of keys and a list of distinct values for each."""
     order = draw(st.permutations(sorted(EXPANDABLE)))
-    values = {key: draw(st.lists(EXPANDABLE[key], min_size=1, max_size=3, unique_by=repr)) for key in order}
+    rank = draw(st.integers(0, 3))  # shapes of one entry have one
+    drawn = {**EXPANDABLE, "shape": st.lists(st.integers(1, 99), min_size=rank, max_size=rank)}
+    values = {key: draw(st.lists(drawn[key], min_size=1, max_size=3, unique_by=repr)) for key in order}
     return order, values
 
 
@@ -418,6 +433,14 @@ WRONG: dict[str, str] = {
     + table("a", m="1", n="1", fast="true", eps="[0, 1]")
     + table("b", m="1", n="1", layout='["nn", "tt"]', eps="0.0")
     + table("c", m="2", n="1", layout='"tt"', eps="0.0"),
+    "rows": HEAD
+    + table("a", m="{ upto = 64 }", n="1")
+    + table("b", m="{ upto = 64, tuned = [16, 1] }", n="1")
+    + table("c", m="{ upto = 64, tuned = [1, 128] }", n="1")
+    + table("d", m="{ upto = 64, tuned = [1] }", n="1")
+    + table("e", m="{ upto = 1, tuned = [1] }", n="{ upto = 64, tuned = [16] }")
+    + table("f", m="{ upto = 64, tuned = [0, 16] }", n="1", layout="{ upto = 64, tuned = [16] }")
+    + table("g", m="1", n="1", shape="[{ upto = 64, tuned = [16, 16] }, 4]"),
     "workspace_file": HEAD
     + table("a", m="1", n="1", source='"ir/b.json"')
     + table("b", m="1", n="1", source='["ir/a.json", "../secret", "/etc/passwd"]')

@@ -18,7 +18,7 @@ from support.spaces import Space
 from kerneldecl import api
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Workload
-from kerneldecl.planning.lockfile import lock_text, unmeasured_keys, unsettled_keys
+from kerneldecl.planning.lockfile import lock_text, locked_entries, times_of, unmeasured_keys, unsettled_keys
 from kerneldecl.store.results import TuneResult
 
 TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}
@@ -176,3 +176,13 @@ def test_locked_without_a_lock_is_stale(fakes: Space) -> None:
     done = fakes.command("build", "--locked")
     assert done.code == 3
     assert not Path(fakes.root / "dist").exists()
+
+
+def test_times_are_read_without_toml() -> None:
+    text = lock_text(("a", "1"), TOOLCHAIN, entries("one[n=8]", "two", "three"))  # type: ignore[arg-type]  # stands for an Arch
+    marked = text.replace("time_us = 246.9", 'time_us = 246.9\nmeasured = "2 of 3"').replace("time_us = 370.4", "unmeasured = true")
+    parsed = locked_entries(marked)
+    assert parsed is not None
+    assert times_of(marked) == {each["name"]: each["time_us"] * 1e-6 for each in parsed if "time_us" in each}
+    assert set(times_of(marked)) == {"one[n=8]@box", "two@box"}
+    assert times_of("time_us = 1\n[[entry]]\nname = 1") == {}

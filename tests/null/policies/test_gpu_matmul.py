@@ -256,6 +256,8 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_attention_decode",
         "gpu_attention_tc",
         "wgmma_attention",
+        "gpu_cross_entropy",
+        "gpu_fused_norm",
         "gpu_group_norm",
         "gpu_split_rows",
         "gpu_flat_elementwise",
@@ -264,12 +266,16 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_topk",
         "gpu_grouped_conv2d",
         "wgmma_attention_decode",
+        "wgmma_matmul_grouped",
+        "wgmma_matmul_gated",
         "gpu_matmul",
         "gpu_gemv_i4",
+        "wgmma_matmul_block_scaled",
+        "wgmma_matmul_quantized",
     }
     assert set(traced) == set(standard_order("cuda")) - untraced
     assert policies_behind(STANDARD, "traced", "cpu") == tuple(
-        name for name in standard_order("cpu") if name not in {"cpu_attention", "cpu_group_norm"}
+        name for name in standard_order("cpu") if name not in {"cpu_attention", "cpu_group_norm", "cpu_matmul_grouped"}
     )
     templates = {name for policy in traced for name in load_module("policies", STANDARD, policy).TEMPLATES}
     assert not templates & set(wgmma_matmul.TEMPLATES)

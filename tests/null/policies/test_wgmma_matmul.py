@@ -148,7 +148,8 @@ def test_groups_that_are_never_timed_would_not_be_proposed(
 ) -> None:
     space = of(dtype[0], size, layout, accum_dtype=dtype[1])
     if not wgmma_matmul.why_not(space, H200):
-        by_schedule = wgmma_matmul._by_schedule(gemm(space), Result(space.blocks[-1].writes[0].dtype, has_residual=False), H200.the_gpu)
+        result, swaps = Result(space.blocks[-1].writes[0].dtype, has_residual=False), wgmma_matmul._swap_choices(gemm(space))
+        by_schedule = wgmma_matmul._by_schedule(gemm(space), result, H200.the_gpu, swaps)
         timed = {
             name: [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())]
             for name, groups in by_schedule.items()

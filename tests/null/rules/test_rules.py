@@ -35,8 +35,8 @@ def shown(arg: Arg) -> str:
 
 def test_every_operator_is_there() -> None:
     assert set(NAMES) >= {
-        "attention", "attention_decode", "conv2d", "elementwise", "gemv", "gemv_i4", "group_norm", "layer_norm", "matmul", "reduce",
-        "rms_norm", "softmax", "tensor_ir", "transpose",
+        "attention", "attention_decode", "conv2d", "elementwise", "gemv", "gemv_i4", "group_norm", "layer_norm", "matmul",
+        "matmul_grouped", "reduce", "rms_norm", "softmax", "tensor_ir", "transpose",
     }  # fmt: skip
 
 
@@ -100,6 +100,18 @@ SIGNATURES = [
         "Q[3,4,1,8]float16 K[20,1,8,8]float16 page_table[3,6]int32 lengths[3]int32 -> O[3,4,1,6]float16",
     ),
     (
+        rule("matmul_grouped", rows=9, groups=4, n=6, k=8),
+        "A[9,8]bfloat16 B[4,6,8]bfloat16 offsets[4]int32 -> C[9,6]bfloat16",
+    ),
+    (
+        rule("matmul_grouped", rows=9, groups=4, n=6, k=8, masked=True, layout="nn", dtype="float16", out_dtype="float32"),
+        "A[4,9,8]float16 B[4,8,6]float16 counts[4]int32 -> C[4,9,6]float32",
+    ),
+    (
+        rule("matmul_grouped", rows=9, groups=4, n=130, k=129, dtype="float8_e4m3fn"),
+        "A[9,129]float8_e4m3fn A_scale[9,2]float32 B[4,130,129]float8_e4m3fn B_scale[4,2,2]float32 offsets[4]int32 -> C[9,130]bfloat16",
+    ),
+    (
         rule("attention", batch=2, heads=4, kv_heads=2, queries=3, head_dim=8, layout="packed", logsumexp=True, alibi=True),
         "QKV[2,3,8,8]float16 slopes[4]float32 -> O[2,3,4,8]float16 logsumexp[2,4,3]float32",
     ),
@@ -134,6 +146,14 @@ SIGNATURES = [
     (rule("group_norm", shape=(2, 6, 5), groups=3), "X[2,6,5]float32 gamma[6]float32 beta[6]float32 -> Y[2,6,5]float32"),
     (rule("group_norm", shape=(2, 6, 4), groups=2, axis=-1), "X[2,6,4]float32 gamma[4]float32 beta[4]float32 -> Y[2,6,4]float32"),
     (rule("rms_norm", shape=(2, 3), dtype="bfloat16"), "X[2,3]bfloat16 gamma[3]bfloat16 -> Y[2,3]bfloat16"),
+    (
+        rule("rms_norm", shape=(2, 3), residual=True, out_dtype="float8_e4m3fn", dtype="float16"),
+        "X[2,3]float16 R[2,3]float16 gamma[3]float16 -> Y[2,3]float8_e4m3fn H[2,3]float16 scale[2]float32",
+    ),
+    (
+        rule("layer_norm", shape=(2, 3), out_dtype="int8"),
+        "X[2,3]float32 gamma[3]float32 beta[3]float32 -> Y[2,3]int8 scale[2]float32",
+    ),
     (rule("transpose", shape=(2, 3, 5), axes=(2, 0, -2)), "X[2,3,5]float32 -> Y[5,2,3]float32"),
 ]
 
@@ -200,6 +220,12 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
             rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, page_size=2, pages=3),
             ["pages 3 is too few for one sequence of 8 keys, which has 4"],
         ),
+        (rule("matmul_grouped", rows=4, groups=2, n=1, k=1, used=5), ["used 5 is over the 4 rows that there are"]),
+        (rule("matmul_grouped", rows=2**31, groups=2, n=1, k=1), ["2147483648 rows are more than int32 counts"]),
+        (
+            rule("matmul_grouped", rows=4, groups=2, n=1, k=1, layout="nn", dtype="float8_e4m3fn"),
+            ["layout nn is not for dtype float8_e4m3fn, whose blocks lie along k; nt is"],
+        ),
         (rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, pages=3), ["pages 3 is given without page_size"]),
         (rule("attention", batch=1, heads=4, queries=1, head_dim=8, softcap=float("inf")), ["softcap inf is not finite"]),
         (
@@ -236,6 +262,10 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
         (rule("softmax", shape=(2, 3), axis=2), ["axis 2 is out of range for a shape of 2 extents"]),
         (rule("layer_norm", shape=()), ["shape has no extent"]),
         (rule("rms_norm", shape=()), ["shape has no extent"]),
+        (
+            rule("rms_norm", shape=(2,), dtype="float64", out_dtype="int8"),
+            ["out_dtype int8 is computed from float32 at most, not from float64"],
+        ),
         (rule("group_norm", shape=(2,), groups=1), ["shape needs at least two extents: images and channels"]),
         (rule("group_norm", shape=(2, 6, 4, 5), groups=3, axis=2), ["axis 2 is neither 1 nor the last of 4"]),
         (rule("group_norm", shape=(2, 6, 4), groups=3, axis=2), ["groups 3 does not divide the 4 channels"]),
@@ -264,6 +294,9 @@ def test_problems(made: Rule, sentences: list[str]) -> None:
         # The queries see 3, 4 and 5 keys; of 5 queries and 3 keys, the last three see 1, 2 and 3.
         (rule("attention", batch=1, heads=1, queries=3, keys=5, head_dim=8, causal=True), 12 * 32, 2 * 16 * 8),
         (rule("attention", batch=1, heads=1, queries=5, keys=3, head_dim=8, causal=True), 6 * 32, 2 * 16 * 8),
+        # All rows, or half of the places; C is written whole.
+        (rule("matmul_grouped", rows=9, groups=4, n=6, k=8), 2 * 9 * 6 * 8, 2 * (9 * 8 + 4 * 6 * 8 + 9 * 6) + 16),
+        (rule("matmul_grouped", rows=9, groups=4, n=6, k=8, masked=True), 2 * 18 * 6 * 8, 2 * (18 * 8 + 4 * 6 * 8 + 36 * 6) + 16),
         # The queries see 4 and 5 keys; 8 rows of queries, 2 x 2 heads of 5 keys, 2 lengths. Latent: 6 rows of queries, 8 keys, 2 pages.
         (rule("attention_decode", batch=2, heads=2, queries=2, keys=5, head_dim=8), 4 * 9 * 32, 2 * 16 * 8 + 2 * 20 * 16 + 8),
         (

@@ -274,12 +274,17 @@ def test_what_is_no_contraction_is_left_alone() -> None:
     assert matmul_policy.propose(iter_space(conv2d(10, 16, 16, size=3)), ARCH, 20) == ()
 
 
-def test_a_second_reader_of_the_accumulators_is_no_epilogue() -> None:
-    a, b = te.placeholder((8, 8), "float32", "A"), te.placeholder((8, 8), "float32", "B")
-    r = te.reduce_axis((0, 8), "r")
-    gemm = te.compute((8, 8), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), "gemm")
-    transposed = prim_func(a, b, te.compute((8, 8), lambda i, j: gemm[j, i], "transposed"))
-    assert cpu_matmul.apply(transposed, MATMUL, ARCH) is None
+@pytest.mark.parametrize("extent", [8, 10])
+def test_what_reads_accumulators_elsewhere_is_no_epilogue_and_follows_in_its_own_loop(extent: int) -> None:
+    shape = (extent, extent)
+    a, b = te.placeholder(shape, "float32", "A"), te.placeholder(shape, "float32", "B")
+    r = te.reduce_axis((0, extent), "r")
+    gemm = te.compute(shape, lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), "gemm")
+    mod = prim_func(a, b, te.compute(shape, lambda i, j: gemm[j, i] + gemm[i, j], "both"))
+    sch = cpu_matmul.apply(mod, {**MATMUL, "pack_m": True, "pack_n": True}, ARCH)
+    assert sch is not None
+    x, y = (np.random.default_rng(0).standard_normal(shape).astype("float32") for _ in range(2))
+    assert relative_error(run(sch, x, y), x @ y + (x @ y).T) <= TOLERANCE["float32"]
 
 
 REPLAY = """

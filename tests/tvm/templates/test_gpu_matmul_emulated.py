@@ -38,6 +38,18 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         "gpu_matmul_tc",
         {**GEMM, "smem_epilogue": 1, "split_k": 1},
     ),
+    "gated, odd sizes": (
+        "matmul_gated",
+        {"m": 40, "n": 25, "k": 72, "dtype": "float16"},
+        "gpu_matmul_tc",
+        {**GEMM, "smem_epilogue": 1, "split_k": 1},
+    ),
+    "gated, split-K": (
+        "matmul_gated",
+        {"m": 64, "n": 48, "k": 128, "gate": "gelu", "dtype": "bfloat16"},
+        "gpu_matmul_tc",
+        {**GEMM, "smem_epilogue": 0, "split_k": 2},
+    ),
     "scores of interleaved heads": (
         "matmul",
         {"m": 40, "n": 50, "k": 64, "batch": 2, "heads": 2, "layout": "nt", "interleaved": "ab", "epilogue": ["scale"]},
@@ -73,6 +85,30 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         {"n": 2, "h": 9, "w": 7, "c": 24, "f": 40, "kh": 3, "kw": 3, "padding": 1},
         "gpu_matmul_tc",
         {**GEMM, **DOUBLE_BUFFERED, "block_k": 64, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "4-bit weights in rows": (
+        "matmul_quantized",
+        {"m": 48, "n": 96, "k": 128, "group": 32, "dtype": "float16", "layout": "rows"},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "packed 4-bit weights with zero points, odd rows": (
+        "matmul_quantized",
+        {"m": 33, "n": 96, "k": 128, "zero_points": True, "dtype": "bfloat16", "layout": "packed"},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 1},
+    ),
+    "8-bit weights": (
+        "matmul_quantized",
+        {"m": 64, "n": 96, "k": 128, "weights": "int8", "scales": "column", "dtype": "float16"},
+        "gpu_matmul_tc",
+        {**GEMM, **DOUBLE_BUFFERED, "block_k": 64, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "float8 weights": (
+        "matmul_quantized",
+        {"m": 40, "n": 50, "k": 128, "weights": "float8_e4m3fn", "scales": "block", "dtype": "float16", "epilogue": ["bias"]},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
     ),
     "convolution": (
         "conv2d",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl.cli.event_log import EventLog, read_log
-from kerneldecl.cli.spans import chrome_trace, spans, summary
+from kerneldecl.report.spans import chrome_trace, spans, summary
 from kerneldecl.tuning.events import Begun, Finished, Ran, Step
 
 LINES: list[dict[str, Any]] = [

@@ -1,0 +1,148 @@
+"""Owns the measurement of the report: how long it takes to make, how large it is, and how soon a browser has opened it.
+
+Knows nothing of what stands in it. Its entries are the repository's own, with the records of an H200, many times over: each copy has a
+generation, and so a record, of its own. Twenty revisions of the lock precede it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench_support.table import machine, show, show_machine, write_json
+
+import kerneldecl
+from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.planning.workspace import LOCK, open_workspace
+from kerneldecl.stages.lock import lock_of
+from kerneldecl.stages.session import make_plan
+from kerneldecl.store.local import LocalStore
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TARGET = "h200"
+MOST_BYTES, MOST_SECS, MOST_OPEN_SECS = 3_000_000, 2.0, 1.0
+REVISIONS = 20
+_TIME = re.compile(r"(?m)^time_us = (\S+)$")
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(kerneldecl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A report that was made: wall time and processor time of the command, and its size."""
+
+    secs: float
+    cpu_secs: float
+    size: int
+
+
+def make_workspace(root: Path, copies: int) -> int:
+    """Write a workspace of so many copies of the repository's entries, in a git repository; return the number of entries."""
+    head, *tables = re.split(r"(?m)^\[\[workload\]\]\n", (REPOSITORY / "workloads.toml").read_text(encoding="utf-8"))
+    head = re.sub(r'\[target\.host\]\narch = "host".*\n', "", head).replace('targets = ["host"]', f'targets = ["{TARGET}"]')
+    chosen = [table for table in tables if TARGET in table]
+    text = "".join(f"[[workload]]\n{_numbered(table, copy)}" for copy in range(copies) for table in chosen)
+    (root / "workloads.toml").write_text(head + text, encoding="utf-8")
+    for folder in ("cache/record", "rules"):
+        shutil.copytree(REPOSITORY / folder, root / folder)
+    recorded = {entry.entry: entry for entry in make_plan(open_workspace(REPOSITORY)).entries}
+    workspace = open_workspace(root)
+    for entry in make_plan(workspace).entries:
+        _record(entry, recorded[re.sub(r"-\d+(?=[\[@])", "", entry.entry)], workspace.own_store)
+    plan = make_plan(workspace)
+    _commit(root, lock_of(workspace, plan))
+    return len(plan.entries)
+
+
+def _numbered(table: str, copy: int) -> str:
+    return re.sub(r'(?m)^name = "([^"]*)"', lambda match: f'name = "{match[1]}-{copy}"\ngeneration = {copy}', table, count=1)
+
+
+def _record(entry: EntryPlan, like: EntryPlan, store: LocalStore) -> None:
+    if entry.tuned is None:
+        assert like.tuned is not None, "the repository's records are all there"
+        store.write("tune", entry.action("tune").manifest, dict(like.tuned.json), is_local=False)
+
+
+def _longer(factor: float, match: re.Match[str]) -> str:
+    return f"time_us = {float(match[1]) * factor:.4g}"
+
+
+def _commit(root: Path, lock: str) -> None:
+    """Commit locks of ever faster kernels, the last one that of now."""
+    git = ["git", "-c", "user.name=b", "-c", "user.email=b@example.org"]
+    subprocess.run([*git, "init", "-q"], cwd=root, check=True)
+    for left in reversed(range(REVISIONS)):
+        slower = _TIME.sub(functools.partial(_longer, 1.02**left), lock)
+        (root / LOCK).write_text(slower, encoding="utf-8")
+        subprocess.run([*git, "add", LOCK, "workloads.toml"], cwd=root, check=True)
+        subprocess.run([*git, "commit", "-qm", f"{left} to go"], cwd=root, check=True)
+
+
+def made(root: Path, path: Path) -> Made:
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [sys.executable, "-m", "kerneldecl", "-C", str(root), "report", "-o", str(path)]
+    subprocess.run(command, env=_ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    secs, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Made(secs, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, path.stat().st_size)
+
+
+def opened(path: Path, rounds: int) -> Iterator[tuple[float, float]]:
+    """Yield the seconds after which Chromium has painted the report, and those until an entry far down is open."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for _ in range(rounds):
+            page, began = browser.new_page(viewport={"width": 1280, "height": 900}), time.perf_counter()
+            page.goto(path.as_uri())
+            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            painted = time.perf_counter() - began
+            page.evaluate("location.hash = '#e700'")
+            page.wait_for_selector("#e700 + .detail")
+            yield painted, time.perf_counter() - began - painted
+            page.close()
+        browser.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--copies", type=int, default=21, help="of the repository's 48 entries")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    described = machine()
+    show_machine(described)
+    with tempfile.TemporaryDirectory() as folder:
+        root, path = Path(folder) / "space", Path(folder) / "report.html"
+        root.mkdir()
+        entries = make_workspace(root, asked.copies)
+        reports = [made(root, path) for _ in range(asked.rounds)]
+        pages = list(opened(path, asked.rounds)) if shutil.which("chromium") else []
+    row = {
+        "entries": entries,
+        "made s": statistics.median(each.secs for each in reports),
+        "processor s": statistics.median(each.cpu_secs for each in reports),
+        "bytes": reports[0].size,
+        "opened s": statistics.median(painted for painted, _ in pages) if pages else None,
+        "entry opened s": statistics.median(secs for _, secs in pages) if pages else None,
+    }
+    show("A report", [row])
+    if asked.json:
+        write_json(asked.json, described, {"report": [row]})
+    return int(reports[0].size > MOST_BYTES or row["processor s"] > MOST_SECS or (row["opened s"] or 0.0) > MOST_OPEN_SECS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

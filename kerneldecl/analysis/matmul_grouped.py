@@ -1,0 +1,173 @@
+"""Owns grouped GEMM as policies see it: its sizes read from an iteration space, and the parameters of its kernels.
+
+Knows nothing of TVM or of which parameters are fast.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kerneldecl.analysis.hopper_limits import EPILOGUE_BUFFER_BYTES, MAX_ACCUM_REGISTERS, MAX_CTA_SMEM_BYTES, RESERVED_SMEM_BYTES
+from kerneldecl.analysis.params import WgmmaParams
+from kerneldecl.model import Access, Candidate, IterSpace, dtype_bytes
+
+MAX_ELEMENTS = 2**31
+"""Elements of A, of C, or of B that 32-bit offsets address."""
+MAX_GROUPS = 1024
+"""Groups whose places a CTA finds in shared memory, about 24 KiB of it."""
+TMA_ROW_BYTES = 16
+SCALE_COLUMNS = 128
+"""Columns of B, and elements of k, that share a scale of float8."""
+
+
+class GroupedSizes(NamedTuple):
+    """Sizes of a grouped GEMM."""
+
+    rows: int
+    """Rows of all groups; places for each group where `is_masked`."""
+    groups: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    is_k_last: bool
+    """Whether k is contiguous in B."""
+    is_masked: bool
+    is_scaled: bool
+    """Whether operands have scales."""
+
+    @property
+    def places(self) -> int:
+        """Return the rows of A and C."""
+        return self.rows * (self.groups if self.is_masked else 1)
+
+    @property
+    def segments(self) -> int:
+        """Return how many runs of rows there are: those of groups, and those of none, behind the last or behind each."""
+        return 2 * self.groups if self.is_masked else self.groups + 1
+
+    @property
+    def bytes_moved(self) -> int:
+        """Return the bytes of A, B and C."""
+        return (self.places + self.groups * self.n) * self.k * dtype_bytes(self.dtype) + self.places * self.n * dtype_bytes(self.out_dtype)
+
+
+def grouped_of(space: IterSpace) -> GroupedSizes | None:
+    """Return the sizes of the grouped GEMM that an iteration space is, None where it is none."""
+    blocks = space.blocks
+    reductions = [block for block in blocks if block.is_reduction]
+    if not reductions or len(blocks) > len(reductions) + 1 or blocks[-1].is_reduction != (len(blocks) == len(reductions)):
+        return None
+    product = reductions[-1]
+    *spatial, (k_axis) = product.axes
+    if len(product.reads) not in (3, 5) or k_axis.kind != "reduce" or len(spatial) not in (2, 3):
+        return None
+    is_masked, is_scaled = len(spatial) == 3, len(product.reads) == 5
+    number, a, *others = product.reads
+    b = others[1] if is_scaled else others[0]
+    sizes = number if is_masked else reductions[0].reads[0]
+    has_numbers = len(reductions) == (1 if is_masked else 2)
+    if not has_numbers or len(sizes.shape) != 1 or sizes.dtype != "int32" or len(b.shape) != 3 or len(a.shape) != len(spatial):
+        return None
+    (groups,), n, k = sizes.shape, spatial[-1].extent, k_axis.extent
+    is_k_last = _indexes(b, 2, len(spatial))
+    if number.dtype != "int32" or b.shape != ((groups, n, k) if is_k_last else (groups, k, n)):
+        return None
+    return GroupedSizes(
+        rows=spatial[-2].extent,
+        groups=groups,
+        n=n,
+        k=k,
+        dtype=a.dtype,
+        out_dtype=blocks[-1].writes[0].dtype,
+        is_k_last=is_k_last,
+        is_masked=is_masked,
+        is_scaled=is_scaled,
+    )
+
+
+def _indexes(access: Access, dim: int, axis: int) -> bool:
+    """Say whether an axis alone indexes a dimension."""
+    return access.index[dim] == ((axis, 1),)
+
+
+class WgmmaGroupedParams(NamedTuple):
+    """The parameters of `wgmma_matmul_grouped`."""
+
+    block_m: int
+    """Rows of a tile, all of one group: 64 or 128 for each consumer."""
+    block_n: int
+    consumers: int
+    stages: int
+    cluster_n: int
+    """CTAs with neighbouring columns that share rows of A by multicast: 1, 2 or 4."""
+    raster_group: int
+    """Rows of tiles of a group that are computed before the next column of tiles."""
+
+    @property
+    def gemm(self) -> WgmmaParams:
+        """Return the parameters of the GEMM of one tile."""
+        return WgmmaParams(**self._asdict(), pdl=1)
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * 128
+
+    def table_bytes(self, sizes: GroupedSizes) -> int:
+        """Return the shared memory of the places of groups: four numbers for each run of rows."""
+        return 16 * sizes.segments
+
+    def smem_bytes(self, sizes: GroupedSizes) -> int:
+        """Return the shared memory of a CTA, with one epilogue buffer for each consumer."""
+        stage = (self.block_m + -(-self.block_n // 64) * 64) * 128
+        return self.stages * stage + self.consumers * EPILOGUE_BUFFER_BYTES + self.table_bytes(sizes) + RESERVED_SMEM_BYTES
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("wgmma_matmul_grouped", self._asdict())
+
+    def fits(self, sizes: GroupedSizes) -> bool:
+        """Say whether a kernel with these parameters has room, besides what any GEMM kernel on wgmma needs."""
+        return (
+            self.smem_bytes(sizes) <= MAX_CTA_SMEM_BYTES
+            and self.block_n % 64 == 0
+            and self.cluster_n <= -(-sizes.n // self.block_n)
+            and (not sizes.is_scaled or self._scales_fit())
+        )
+
+    def _scales_fit(self) -> bool:
+        """Say whether a tile has one scale of B for each k-tile, and a thread registers for the products of one besides its sums."""
+        most = MAX_ACCUM_REGISTERS.get(self.consumers, 0)
+        return SCALE_COLUMNS % self.block_n == 0 and 2 * self.gemm.thread_accumulators <= most
+
+
+def wgmma_takes(sizes: GroupedSizes) -> bool:
+    """Say whether the kernel on wgmma computes such a grouped GEMM: TMA takes rows of whole 16 bytes."""
+    item, out_item = dtype_bytes(sizes.dtype), dtype_bytes(sizes.out_dtype)
+    return (
+        sizes.dtype in (("float8_e4m3fn",) if sizes.is_scaled else ("float16", "bfloat16"))
+        and sizes.out_dtype in ("float16", "bfloat16")
+        and sizes.k * item % TMA_ROW_BYTES == 0
+        and sizes.n * out_item % TMA_ROW_BYTES == 0
+        and sizes.groups <= MAX_GROUPS
+        and max(sizes.places * max(sizes.k, sizes.n), sizes.places * sizes.n) < MAX_ELEMENTS
+    )
+
+
+class CpuGroupedParams(NamedTuple):
+    """The parameters of `cpu_matmul_grouped`."""
+
+    tile_m: int
+    """Rows of a register tile, all of one group."""
+    vectors: int
+    """Vectors of columns of a register tile."""
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_matmul_grouped", self._asdict())
+
+    def fits(self) -> bool:
+        """Say whether a kernel with these parameters can be built."""
+        return 1 <= self.tile_m <= MOST_ROWS and 1 <= self.vectors <= MOST_VECTORS
+
+
+MOST_ROWS, MOST_VECTORS = 16, 8
+"""Rows and vectors of a register tile that the kernel on CPUs unrolls at most."""

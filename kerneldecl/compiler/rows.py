@@ -1,0 +1,191 @@
+"""Owns kernels that take any number of rows: what a template makes of several sizes, as one function of the number of rows.
+
+Knows nothing of templates, tiles or targets, nor of how the sizes are declared.
+
+A template schedules static shapes. Applied with the same parameters to the same computation of other numbers of rows it gives the same
+function with other integers. Each of these is a formula `a * rows + b * units + c`, `units` being the rows rounded up to whole tiles.
+The formulas are solved from some sizes and hold at others, so the function of any number of rows is, at each of these, the static one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import tirx
+from tvm_ffi import structural
+
+from kerneldecl.model import Value
+
+UPTO = "kerneldecl.rows_upto"
+"""The attribute of a function with the largest number of rows that it is called with."""
+TRACE = "trace"
+"""The template that replays a recorded schedule, of one number of rows."""
+SIZES = 5
+"""Sizes that a function is made of: three determine a formula, the others confirm it."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An integer of a kernel as a function of its rows: a * rows + b * units + c."""
+
+    a: int
+    b: int
+    c: int
+
+    def at(self, rows: Any, units: Any) -> Any:
+        return self.a * rows + self.b * units + self.c
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What a template makes of one number of rows."""
+
+    rows: int
+    units: int
+    func: Any
+    integers: tuple[int, ...]
+    """Its integers, in order of occurrence."""
+    skeleton: Any
+    """The function with zeros in their place."""
+
+
+def with_upto(mod: tvm.IRModule, upto: int) -> tvm.IRModule:
+    """Return a module whose function says how many rows it may be called with."""
+    return tvm.IRModule({"main": mod["main"].with_attr(UPTO, upto)})
+
+
+class Unit(NamedTuple):
+    """The rows that a kernel computes at once."""
+
+    rows: int
+    tile: int
+    """Rows to which the function is padded: the last unit lacks fewer than these."""
+
+
+ONE_ROW = Unit(1, 1)
+"""Of functions that compute each row by itself."""
+
+
+def unit_of(params: Mapping[str, Value]) -> Unit:
+    """Return the rows that a candidate with these parameters computes at once."""
+    block, cluster = (params.get(name) for name in (("block_n", "cluster_n") if params.get("swap_ab") else ("block_m", "cluster_m")))
+    found = [block, cluster, params.get("raster_group"), params.get("rows")]
+    rows = math.prod(value for value in found if type(value) is int and value > 1)
+    tile = params.get("tile_m", block)
+    return Unit(rows, min(rows, tile) if type(tile) is int else rows)
+
+
+def for_any_rows(apply: Callable[[int], tvm.IRModule | None], tuned: int, unit: Unit) -> tvm.IRModule | None:
+    """Return the module whose `main` takes any number of rows, None where the template gives no such function.
+
+    `apply` gives the template's module for a number of rows. Sizes are odd, near the one that the parameters are tuned for: what divides
+    rows by chance is not relied on, and a kernel stays as persistent as it is there.
+    """
+    first = -(-tuned // unit.rows)
+    for start in dict.fromkeys((first, max(first, 2), max(2, first - SIZES - 1))):
+        found = list(_sizes(apply, start, unit))
+        if len(found) == SIZES and (formulas := _formulas(found)) is not None:
+            return _function(found[0], formulas, unit.rows)
+    return None
+
+
+def _sizes(apply: Callable[[int], tvm.IRModule | None], start: int, unit: Unit) -> Iterator[_Size]:
+    """Yield what the template makes of some sizes, as long as it gives functions of one structure."""
+    before: _Size | None = None
+    for rows, units in itertools.islice(_odd_rows(start, unit), SIZES):
+        mod = apply(rows)
+        if mod is None:
+            return
+        size = _size(rows, units, mod["main"])
+        if before and not _are_alike(before, size):
+            return
+        before = size
+        yield size
+
+
+def _odd_rows(start: int, unit: Unit) -> Iterator[tuple[int, int]]:
+    """Yield odd numbers of rows with their units. What lacks to whole tiles is no linear function of the units."""
+    if unit.rows == 1:
+        yield from ((rows, rows) for rows in itertools.count(start | 1, 2))
+        return
+    if unit.tile < 3:
+        return  # all that are not whole tiles lack one row
+    for units, place in zip(itertools.count(start), itertools.cycle((0, 1, 0, 2, 1))):
+        odd = [rows for lacking in range(1, unit.tile) if (rows := units * unit.rows - lacking) % 2]
+        if odd:
+            yield odd[place % len(odd)], units
+
+
+def _size(rows: int, units: int, func: Any) -> _Size:
+    integers: list[int] = []
+
+    def noted(value: Any) -> Any:
+        integers.append(int(value.value))
+        return tirx.IntImm(value.ty.dtype, 0)
+
+    skeleton = structural.structural_map(func, [(tirx.IntImm, noted)], order="post")
+    return _Size(rows, units, func, tuple(integers), skeleton)
+
+
+def _are_alike(one: _Size, other: _Size) -> bool:
+    return len(one.integers) == len(other.integers) and structural.structural_equal(one.skeleton, other.skeleton)
+
+
+def _formulas(sizes: Sequence[_Size]) -> list[Formula] | None:
+    places = [(size.rows, size.units) for size in sizes]
+    found: list[Formula] = []
+    for values in zip(*(size.integers for size in sizes), strict=True):
+        formula = solved(places, values)
+        if formula is None:
+            return None
+        found.append(formula)
+    return found
+
+
+def solved(places: Sequence[tuple[int, int]], values: Sequence[int]) -> Formula | None:
+    """Return the formula with integer coefficients that gives these values at these (rows, units); None where there is none."""
+    (m0, q0), (m1, q1), (m2, q2) = places[:3]
+    v0, v1, v2 = values[:3]
+    if len({*values}) == 1:
+        return Formula(0, 0, v0)
+    determinant = (m1 - m0) * (q2 - q0) - (m2 - m0) * (q1 - q0)
+    if not determinant and any(rows != units for rows, units in places):
+        return None  # rows and units grow together: no value tells them apart
+    guesses = [(Fraction(v1 - v0, m1 - m0), Fraction(0)), (Fraction(0), Fraction(v1 - v0, q1 - q0))]
+    if determinant:
+        a = Fraction((v1 - v0) * (q2 - q0) - (v2 - v0) * (q1 - q0), determinant)
+        b = Fraction((m1 - m0) * (v2 - v0) - (m2 - m0) * (v1 - v0), determinant)
+        guesses.append((a, b))
+    for a, b in guesses:
+        if a.denominator == b.denominator == 1:
+            formula = Formula(int(a), int(b), int(v0 - a * m0 - b * q0))
+            if all(formula.at(*place) == value for place, value in zip(places, values, strict=True)):
+                return formula
+    return None
+
+
+def _function(size: _Size, formulas: Sequence[Formula], unit: int) -> tvm.IRModule:
+    """Return a size's function with formulas of its rows, a variable of its arguments' shapes, in place of its integers."""
+    rows = tirx.Var("rows", _index_dtype(size.func))
+    units = tirx.floordiv(rows + (unit - 1), unit) if unit > 1 else rows
+    remaining = iter(formulas)
+
+    def placed(value: Any) -> Any:
+        formula = next(remaining)
+        if formula.a == formula.b == 0:
+            return value
+        expr = formula.at(rows, units)
+        return expr if expr.ty.dtype == value.ty.dtype else tirx.Cast(value.ty.dtype, expr)
+
+    func = structural.structural_map(size.func, [(tirx.IntImm, placed)], order="post")
+    return tvm.IRModule({"main": tirx.PrimFunc(func.params, func.body, func.ret_type, func.attrs)})
+
+
+def _index_dtype(func: Any) -> str:
+    return next(str(extent.ty.dtype) for param in func.params for extent in param.shape)

@@ -1,0 +1,108 @@
+"""Owns which tiles and clusters of a grouped GEMM on wgmma a GPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them. Sizes of groups are known at run time alone: tiles are counted for groups of equal
+expectation, whose last tile is half full.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from kerneldecl.analysis import tensor_cores
+from kerneldecl.analysis.hopper_limits import (
+    K_TILE_BYTES,
+    MAX_STAGES,
+    MIN_STAGES,
+    MMA_TILE_ROWS,
+    PREFERRED_ACCUM_REGISTERS,
+    WARPGROUP_THREADS,
+    fitting_epilogue_buffers,
+)
+from kerneldecl.analysis.matmul_grouped import GroupedSizes, WgmmaGroupedParams, grouped_of, wgmma_takes
+from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.hopper import time_model as model
+
+TEMPLATES = ("wgmma_matmul_grouped",)
+AUTO = {"cuda": 16}
+HAS_TRACES = False
+
+TILES = ((64, 1), (128, 1), (128, 2), (192, 3), (256, 2))
+"""Rows of a tile, and consumers."""
+BLOCKS_N = (64, 128, 192, 256)
+CLUSTERS = (1, 2, 4)
+FEWER_STAGES = 4
+"""Stages to try besides the most that fit: fewer leave room for epilogue buffers."""
+RASTER_GROUP = 16
+"""Rows of tiles before the next column: as many as groups of 2048 rows have."""
+TABLES_SECS = 2e-6
+"""Seconds in which CTAs read the sizes and add up rows of tiles, and those of the first loads behind that. Assumed."""
+USED_OF_MASKED = 2
+"""Places of a group for each row that is used, about."""
+SAME_TILE = 3
+"""Proposals of one tile at most."""
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+    """Return the parameters with the least predicted time, best first; nothing for what is no grouped GEMM, or not one for wgmma."""
+    sizes, gpu = grouped_of(space), arch.the_gpu
+    if sizes is None or why_not(sizes, gpu):
+        return ()
+    timed = sorted((secs(sizes, params, gpu), params) for params in choices(sizes))
+    found: list[Proposal] = []
+    of_tile: dict[tuple[int, int], int] = {}
+    for predicted, params in timed:
+        tile = (params.block_m, params.block_n)
+        of_tile[tile] = of_tile.get(tile, 0) + 1
+        if of_tile[tile] <= SAME_TILE:
+            found.append(Proposal(params.candidate(), predicted))
+    return tuple(found[:top_k])
+
+
+def why_not(sizes: GroupedSizes, gpu: Gpu) -> str:
+    """Return why the template does not take a grouped GEMM, as a sentence; empty where it does."""
+    if gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
+        return "the GPU has no wgmma"
+    return "" if wgmma_takes(sizes) else "elements are neither of 16 bits nor float8, rows no whole 16 bytes, or there are too many groups"
+
+
+def choices(sizes: GroupedSizes) -> Iterator[WgmmaGroupedParams]:
+    """Yield the search space: tiles whose accumulators fit registers, with the most stages that fit, or fewer."""
+    for (block_m, consumers), block_n, cluster_n in itertools.product(TILES, BLOCKS_N, CLUSTERS):
+        if block_m // consumers * block_n // WARPGROUP_THREADS > PREFERRED_ACCUM_REGISTERS[consumers]:
+            continue
+        deepest = [
+            stages
+            for stages in range(MAX_STAGES, MIN_STAGES, -1)
+            if WgmmaGroupedParams(block_m, block_n, consumers, stages, cluster_n, RASTER_GROUP).fits(sizes)
+        ]
+        for stages in dict.fromkeys((*deepest[:1], *(each for each in deepest if each == FEWER_STAGES))):
+            yield WgmmaGroupedParams(block_m, block_n, consumers, stages, cluster_n, RASTER_GROUP)
+
+
+def row_tiles(sizes: GroupedSizes, block_m: int) -> float:
+    """Return how many tiles of rows groups have together, as expected: the last one of each is half full."""
+    rows = sizes.places / (USED_OF_MASKED if sizes.is_masked else 1)
+    groups = min(sizes.groups, rows)
+    return rows / block_m + groups / 2 if rows / groups > block_m / 2 else groups
+
+
+def secs(sizes: GroupedSizes, params: WgmmaGroupedParams, gpu: Gpu) -> float:
+    """Return the predicted time: that of as many tiles of a GEMM, and the tables."""
+    item, out_item = dtype_bytes(sizes.dtype), dtype_bytes(sizes.out_dtype)
+    columns = -(-sizes.n // (params.block_n * params.cluster_n)) * params.cluster_n
+    grid = model.TileGrid(
+        tiles=round(row_tiles(sizes, params.block_m)) * columns,
+        k_tiles=-(-sizes.k * item // K_TILE_BYTES),
+        cluster_m=1,
+        cluster_n=params.cluster_n,
+        split_k=1,
+        out_bytes=out_item,
+        dram_bytes=sizes.bytes_moved,
+        operand_bytes=(sizes.places * sizes.k * item, sizes.groups * sizes.n * sizes.k * item),
+    )
+    cost = model.tile_cost(gpu, sizes.dtype, grid, model.CtaTile(params.block_m, params.block_n))
+    chunks = params.block_m // params.consumers * params.block_n // MMA_TILE_ROWS**2
+    free = gpu.smem_per_block_optin_bytes - params.smem_bytes(sizes) + params.consumers * MMA_TILE_ROWS**2 * 2
+    pipeline = model.Pipeline(params.stages, fitting_epilogue_buffers(chunks, params.consumers, free))
+    return model.tiles_secs(gpu, cost, pipeline) + model.launch_secs(gpu, has_pdl=True) + TABLES_SECS

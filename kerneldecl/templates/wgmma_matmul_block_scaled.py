@@ -1,0 +1,103 @@
+"""Owns the GEMM kernel of float8 with block scales on wgmma: the products of each k-tile are scaled, then added to float32 accumulators.
+
+Knows nothing of how its parameters are chosen, and recognises the computation by its structure: A has a scale for each 128 elements of a
+row, [k / 128, m], B, [n, k], one for each 128 x 128 block, as rule `matmul_quantized` with `activation_scales` group and `scales` block.
+
+Parameters, as of `wgmma_matmul`:
+  block_m       rows of a tile: 64 for each consumer
+  block_n       columns of a tile: a divisor of 128, and a multiple of 8
+  consumers     1 to 3 consumer warpgroups of 128 threads
+  stages        3 to 12 k-tiles of both operands in shared memory at once; a k-tile has 128 elements along k
+  partials      sets of registers for the products of k-tiles before they are scaled: 1, or 2 with at most 2 consumers
+  cluster_m     1, 2 or 4: CTAs of a cluster along m, which share tiles of B by TMA multicast
+  cluster_n     1, 2 or 4: CTAs of a cluster along n, which share tiles of A; the two make at most 4
+  raster_group  rows of tiles that are scheduled before the next column
+  split_k       1 to 8 CTAs of a cluster among which k is split
+  workspace     1 has up to 64 CTAs, of no cluster, share k
+  pdl           1 launches with PDL
+
+Shared memory: stages * ((block_m + block_n) * 128 + 4 * block_m) bytes, epilogue buffers and reductions as in `wgmma_matmul`. With two
+sets of registers every other k-tile is scaled while the consumer's next one is multiplied, the rest while other consumers multiply.
+
+Returns a custom kernel of TIRx, a PrimFunc without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import IRModule
+
+from kerneldecl.analysis.block_scales import BLOCK
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates.hopper.epilogue import gemm_epilogue
+from kerneldecl.templates.hopper.gemm_kernel import build
+from kerneldecl.templates.hopper.kernel_config import GemmKernel
+from kerneldecl.templates.hopper.operands import Operand, TensorMap, TmaBoxes, operand_of
+from kerneldecl.templates.hopper.params import GemmParams
+from kerneldecl.templates.hopper.read_block_scaled import BlockScaledGemm, read_block_scaled
+from kerneldecl.templates.shared.fast_parse import fast_parsing
+from kerneldecl.templates.wgmma_matmul import has_wgmma
+
+FIXED: dict[str, Value] = {"kernel_schedule": "cooperative", "swap_ab": 0, "stream_k": 0, "pack": 0}
+"""Parameters of `wgmma_matmul` that this template has one value of."""
+MAX_CONSUMERS_OF_TWO = 2
+"""Consumers whose threads have registers for accumulators and two sets of products."""
+SCALE_BYTES = 4
+SCALE_ALIGN = 4
+"""Rows whose scales are 16 bytes, of which TMA takes multiples."""
+
+
+@fast_parsing()
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
+    """Return the GEMM with its epilogue as one custom kernel, or None where wgmma or these parameters do not take it."""
+    problem = read_block_scaled(mod) if has_wgmma(arch) else None
+    if problem is None:
+        return None
+    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(str(params["partials"])), arch)
+    return None if kernel is None else build(kernel)
+
+
+def kernel_of(problem: BlockScaledGemm, params: GemmParams, partials: int, arch: Arch) -> GemmKernel | None:
+    """Return the kernel of these parameters, None where the operands or the parameters do not allow it."""
+    gemm = problem.gemm
+    _, m, n, k = gemm.extents
+    a, b = operand_of(gemm.a, params.block_m, params.cluster_n), operand_of(gemm.b, params.block_n, params.cluster_m)
+    is_plain = params.mma_tiles == 1 and BLOCK % params.block_n == 0 and m % SCALE_ALIGN == 0
+    if not 1 <= partials <= (2 if params.consumers <= MAX_CONSUMERS_OF_TWO else 1):
+        return None
+    if a is None or b is None or a.via_registers or b.via_registers or not is_plain:
+        return None
+    scales, k_tiles = _row_scales(problem, params.block_m), k // BLOCK
+    if not params.fits(gemm.a.dtype, "float32", k_tiles, a.stage_bytes + b.stage_bytes + scales.stage_bytes):
+        return None
+    kernel = GemmKernel(
+        func_params=gemm.func_params,
+        dtype=gemm.a.dtype,
+        accum_dtype="float32",
+        a=a,
+        b=b,
+        epilogue=gemm_epilogue(gemm, (params.block_m, params.block_n), is_swapped=False),
+        params=params,
+        grid=(1, -(-m // params.block_m), -(-n // params.block_n)),
+        k_tiles=k_tiles,
+        sm_count=arch.the_gpu.sm_count,
+        scales=scales,
+        column_scales=problem.b_scales,
+        partial_sets=partials,
+    )
+    return kernel if kernel.can_store else None
+
+
+def _row_scales(problem: BlockScaledGemm, tile_rows: int) -> Operand:
+    """Return how TMA loads the scales of a tile's rows."""
+    _, m, _, k = problem.gemm.extents
+    tensor_map = TensorMap(
+        buffer=problem.a_scales, dtype="float32", dims=(m, k // BLOCK), strides_bytes=(m * SCALE_BYTES,), box=(tile_rows, 1), swizzle=0
+    )
+
+    def coords(_batch: Any, row: Any, k_tile: Any, _number: Any) -> tuple[Any, ...]:
+        return (row, k_tile)
+
+    return Operand("float32", tile_rows, is_k_last=True, tma=TmaBoxes(tensor_map, 1, lambda _: 0, coords), row_bytes=SCALE_BYTES)

@@ -1,0 +1,109 @@
+"""Rules matmul_quantized and pack_weights without TVM: mistakes, arguments, and the packed order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.repository import REPOSITORY
+
+from kerneldecl.plugins.load import load_rule
+from kerneldecl.rule import Rule
+
+
+def rule(name: str = "matmul_quantized", **attrs: Any) -> Rule:
+    return load_rule(REPOSITORY, name)(**{"n": 32, "k": 128, **({"m": 2} if name == "matmul_quantized" else {}), **attrs})
+
+
+@pytest.mark.parametrize(
+    ("attrs", "problem"),
+    [
+        ({"group": 48}, "group 48 does not divide k 128"),
+        ({"scales": "column", "k": 7}, "k 7 is odd, but two weights of int4 share a byte"),
+        ({"weights": "float8_e5m2", "zero_points": True}, "zero_points are for integers, not float8_e5m2"),
+        ({"weights": "int8", "layout": "packed"}, "layout packed is for int4, not int8"),
+        ({"layout": "packed", "n": 24}, "layout packed has tiles of 16 x 64 weights, which n 24 and k 128 are no multiples of"),
+        ({"activation_scales": "token"}, "activation_scales are for activations of 8 bits, not float16"),
+        (
+            {"dtype": "int8", "activation_scales": "group", "k": 64, "group": 64},
+            "activation_scales group shares a scale among 128 elements, which do not divide k 64",
+        ),
+        ({"out_dtype": "int8"}, "out_dtype int8 would cut off the fractions that scales give"),
+        ({"epilogue": ("bias", "bias")}, "epilogue repeats bias"),
+    ],
+)
+def test_a_mistake_has_one_sentence(attrs: dict[str, Any], problem: str) -> None:
+    assert list(rule(**attrs).problems()) == [problem]
+
+
+def test_packed_weights_come_in_whole_tiles() -> None:
+    assert list(rule("pack_weights", n=8).problems()) == ["packed weights lie in tiles of 16 x 64, which n 8 and k 128 are no multiples of"]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "shapes"),
+    [
+        ({}, [("A", (2, 128), "float16"), ("W", (32, 64), "uint8"), ("weight_scales", (1, 32), "float16")]),
+        (
+            {"layout": "packed", "group": 32, "zero_points": True, "dtype": "bfloat16"},
+            [
+                ("A", (2, 128), "bfloat16"),
+                ("W", (2, 2, 32, 16), "uint8"),
+                ("weight_scales", (4, 32), "bfloat16"),
+                ("zeros", (4, 32), "uint8"),
+            ],
+        ),
+        (
+            {"weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group", "epilogue": ("bias",)},
+            [
+                ("A", (2, 128), "float8_e4m3fn"),
+                ("W", (32, 128), "float8_e4m3fn"),
+                ("weight_scales", (1, 1), "float32"),
+                ("activation_scales", (1, 2), "float32"),
+                ("bias", (32,), "bfloat16"),
+            ],
+        ),
+        (
+            {"weights": "int8", "zero_points": True, "scales": "tensor"},
+            [("A", (2, 128), "float16"), ("W", (32, 128), "int8"), ("weight_scales", (1,), "float16"), ("zeros", (1,), "int8")],
+        ),
+    ],
+)
+def test_arguments(attrs: dict[str, Any], shapes: list[tuple[str, tuple[int, ...], str]]) -> None:
+    assert [(arg.name, arg.shape, arg.dtype) for arg in rule(**attrs).signature().inputs] == shapes
+
+
+def place(row: int, k: int) -> tuple[int, int, int, int, int]:
+    """Return where PTX wants an element of operand A of m16n8k16: its k-tile, row tile, lane, word and nibble.
+
+    a0, a1 are row g, a2, a3 row g + 8, at columns 2t and 2t + 1; a4 to a7 the same 8 columns further (PTX ISA, "Matrix Fragments for
+    mma.m16n8k16"). Registers hold pairs, and nibble j of a word belongs to the first half of register j, nibble j + 4 to its second.
+    """
+    group, thread = row % 16 % 8, k % 16 % 8 // 2
+    register = row % 16 // 8 + 2 * (k % 16 // 8)
+    return k // 64, row // 16, group * 4 + thread, k % 64 // 16, register + 4 * (k % 2)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1), st.data())
+def test_a_lane_finds_its_fragments_in_one_word(row_tiles: int, k_tiles: int, seed: int, data: st.DataObject) -> None:
+    n, k = 16 * row_tiles, 64 * k_tiles
+    weights = np.random.default_rng(seed).integers(0, 256, (n, k // 2), np.uint8)
+    packed = np.asarray(rule("pack_weights", n=n, k=k).reference(weights))
+    row, column = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, k - 1))
+    k_tile, tile, lane, word, nibble = place(row, column)
+    bits = int(packed[k_tile, tile, lane].view("<u4")[word])
+    assert bits >> 4 * nibble & 15 == int(weights[row, column // 2]) >> 4 * (column % 2) & 15
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["tensor", "column", "group", "block"]), st.booleans(), st.integers(0, 2**32 - 1))
+def test_both_layouts_mean_the_same(scales: str, zero_points: bool, seed: int) -> None:
+    attrs = {"scales": scales, "zero_points": zero_points, "group": 64, "epilogue": ("relu",)}
+    rows, packed = rule(**attrs), rule(**attrs, layout="packed")
+    a, w, *factors = rows.inputs(np.random.default_rng(seed))
+    tiles = np.asarray(rule("pack_weights").reference(w))
+    assert np.array_equal(np.asarray(rows.reference(a, w, *factors)), np.asarray(packed.reference(a, tiles, *factors)))

@@ -1,0 +1,98 @@
+"""Rule matmul_quantized through TVM: unscheduled and scheduled kernels match the reference, for all attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.repository import REPOSITORY
+
+from kerneldecl.arrays import aligned, poisoned, relative_error
+from kerneldecl.artifact.kernels import tensor
+from kerneldecl.compiler.canonical import lower
+from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.rule import Rule
+
+ROOT = REPOSITORY
+ARCH = load_arch(ROOT, "host")
+NARROW = ("int8", "float8_e4m3fn", "float8_e5m2")
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    """Draw a rule without mistakes: every dtype, scale and layout, odd sizes where the layout allows them."""
+    weights, dtype = draw(st.sampled_from(("int4", *NARROW))), draw(st.sampled_from(("float16", "bfloat16", *NARROW)))
+    is_packed, is_wide = weights == "int4" and draw(st.booleans()), dtype not in NARROW
+    groups = draw(st.sampled_from((1, 2)))
+    group = draw(st.sampled_from((64, 128))) if is_packed else draw(st.sampled_from((6, 32)))
+    activation_scales = "" if is_wide else draw(st.sampled_from(("", "token", "group")))
+    k = group * groups if activation_scales != "group" and not is_packed else 128 * groups
+    group = group if k % group == 0 else k // 2
+    attrs: dict[str, Any] = {
+        "m": draw(st.integers(1, 5)),
+        "n": 16 * draw(st.integers(1, 3)) if is_packed else draw(st.integers(1, 9)),
+        "k": k,
+        "weights": weights,
+        "scales": draw(st.sampled_from(("tensor", "column", "group", "block"))),
+        "group": group,
+        "zero_points": weights in {"int4", "int8"} and draw(st.booleans()),
+        "layout": "packed" if is_packed else "rows",
+        "dtype": dtype,
+        "activation_scales": activation_scales,
+        "epilogue": draw(st.sampled_from(((), ("bias",), ("scale_columns", "silu", "add")))),
+    }
+    rule = load_rule(ROOT, "matmul_quantized")(**attrs)
+    assert list(rule.problems()) == []
+    return rule
+
+
+def error_of(rule: Rule, function: Any) -> float:
+    """Compile a function, run it on the rule's inputs, and return its error relative to the reference."""
+    kernel = tvm.compile(function, target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+    inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(3))]
+    [out] = [aligned(poisoned(arg)) for arg in rule.signature().outputs]
+    kernel(*map(tensor, inputs), tensor(out))
+    return relative_error(out, np.asarray(rule.reference(*inputs)))
+
+
+@settings(max_examples=15)
+@given(rules())
+def test_a_kernel_matches_the_reference(rule: Rule) -> None:
+    assert error_of(rule, lower(rule)) <= rule.tolerance()
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"m": 3, "n": 48, "k": 64, "group": 32},
+        {"m": 5, "n": 33, "k": 64, "weights": "int8", "scales": "column", "zero_points": True, "epilogue": ("bias",)},
+        {"m": 4, "n": 40, "k": 128, "weights": "float8_e4m3fn", "scales": "block", "dtype": "float8_e4m3fn", "activation_scales": "group"},
+    ],
+)
+def test_cpu_gemms_dequantise_into_panels(attrs: dict[str, Any]) -> None:
+    rule = load_rule(ROOT, "matmul_quantized")(**attrs)
+    assert list(rule.problems()) == []
+    function = lower(rule)
+    proposals = load_module("policies", ROOT, "cpu_matmul").propose(iter_space(function), ARCH, 40)
+    template = load_module("templates", ROOT, "cpu_matmul")
+    assert proposals
+    assert {each.candidate.template for each in proposals} == {"cpu_matmul"}
+    for proposal in proposals[::20]:
+        scheduled = template.apply(function, dict(proposal.candidate.params), ARCH)
+        assert scheduled is not None
+        # Weights are computed into the panels alone.
+        assert "dequantised = T.sblock_alloc_buffer" not in scheduled.mod.script()
+        assert error_of(rule, scheduled.mod) <= rule.tolerance()
+
+
+def test_results_are_scaled_where_no_scale_varies_along_k() -> None:
+    attrs = {"m": 4, "n": 8, "k": 32, "weights": "int8", "dtype": "int8", "scales": "column", "activation_scales": "token"}
+    [reduction] = [block for block in iter_space(lower(load_rule(ROOT, "matmul_quantized")(**attrs))).blocks if block.is_reduction]
+    assert [access.dtype for access in reduction.reads] == ["int8", "int8"]
+    assert reduction.writes[0].dtype == "int32"

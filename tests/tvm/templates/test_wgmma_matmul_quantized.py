@@ -1,0 +1,172 @@
+"""The kernels of quantised GEMMs on wgmma compute what the rule does, on the CPU, and compile without spills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulation import Kernel
+from support.compilers import needs_nvcc
+from support.repository import REPOSITORY
+from support.thinned import only
+from support.wgmma_cases import SMS
+
+from kerneldecl.arrays import numpy_dtype, relative_error
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.model import Arch, Value
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.rule import Rule
+from kerneldecl.toolchain import nvcc
+
+ROOT = REPOSITORY
+PACKED = {"layout": "packed"}
+FLOAT8 = {"weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group"}
+PLAIN = {"block_m": 64, "consumers": 1, "stages": 4, "cluster_m": 1, "raster_group": 1, "split_k": 1, "pdl": 0, "workspace": 0}
+INT4 = {**PLAIN, "block_n": 8, "block_k": 64}
+SCALED = {**PLAIN, "block_n": 64, "partials": 2, "cluster_n": 1}
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
+    "one row": ("quantized", {"m": 1, "n": 128, "k": 256}, {}),
+    "one row, k-tiles of 128": ("quantized", {"m": 1, "n": 128, "k": 512}, {"block_k": 128}),
+    "groups of 64, bias and residual, odd k-tiles": (
+        "quantized",
+        {"m": 17, "n": 192, "k": 320, "group": 64, "epilogue": ("bias", "add")},
+        {"block_m": 128, "block_n": 16, "consumers": 2},
+    ),
+    "bfloat16, zero points, groups of 32, two MMA tiles, split-K": (
+        "quantized",
+        {"m": 70, "n": 256, "k": 512, "zero_points": True, "group": 32, "dtype": "bfloat16"},
+        {"block_m": 256, "block_n": 72, "consumers": 2, "split_k": 2, "stages": 3},
+    ),
+    "a scale for each column, fewer columns than a tile, PDL": (
+        "quantized",
+        {"m": 3, "n": 96, "k": 256, "scales": "column", "zero_points": True},
+        {"pdl": 1},
+    ),
+    "workspace": ("quantized", {"m": 40, "n": 128, "k": 512}, {"block_m": 128, "block_n": 64, "split_k": 3, "workspace": 1}),
+    "k-tiles of 128, two scales in each, split-K": (
+        "quantized",
+        {"m": 30, "n": 192, "k": 640, "group": 64, "zero_points": True},
+        {"block_m": 128, "block_n": 32, "consumers": 2, "block_k": 128, "split_k": 2, "stages": 3},
+    ),
+    "bfloat16, k-tiles of 128, four scales in each": (
+        "quantized",
+        {"m": 70, "n": 256, "k": 512, "group": 32, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
+        {"block_m": 128, "block_n": 80, "consumers": 2, "stages": 3, "block_k": 128},
+    ),
+    "multicast": (
+        "quantized",
+        {"m": 100, "n": 256, "k": 512, "group": 256},
+        {"block_m": 128, "block_n": 64, "consumers": 2, "cluster_m": 2, "stages": 3, "block_k": 128},
+    ),
+    "float8": ("block_scaled", {"m": 72, "n": 128, "k": 384}, {}),
+    "float8, odd sizes, bias and residual": (
+        "block_scaled",
+        {"m": 132, "n": 320, "k": 512, "epilogue": ("bias", "add")},
+        {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 3},
+    ),
+    "e5m2, three consumers": (
+        "block_scaled",
+        {"m": 200, "n": 192, "k": 640, "weights": "float8_e5m2", "dtype": "float8_e5m2"},
+        {"block_m": 192, "block_n": 128, "consumers": 3, "stages": 3, "partials": 1},
+    ),
+    "float8, multicast": (
+        "block_scaled",
+        {"m": 256, "n": 256, "k": 384, "out_dtype": "float16"},
+        {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 3, "partials": 1, "cluster_m": 2, "pdl": 1},
+    ),
+    "float8, split-K": ("block_scaled", {"m": 64, "n": 128, "k": 1024}, {"split_k": 2, "block_n": 32}),
+}
+OF_EACH_KIND = (
+    "one row, k-tiles of 128",
+    "bfloat16, zero points, groups of 32, two MMA tiles, split-K",
+    "a scale for each column, fewer columns than a tile, PDL",
+    "multicast",
+    "float8, odd sizes, bias and residual",
+    "e5m2, three consumers",
+)
+SIZES = ((1, 4096, 4096), (16, 8192, 8192), (64, 512, 1024), (256, 8192, 8192), (4096, 4096, 4096))
+
+
+def the_gpu(sm_count: int = SMS) -> Arch:
+    arch = load_arch(ROOT, "h200")
+    return replace(arch, gpu=replace(arch.the_gpu, sm_count=sm_count))
+
+
+def rule_of(kind: str, attrs: dict[str, Any]) -> Rule:
+    rule = load_rule(ROOT, "matmul_quantized").of(ROOT, {**(PACKED if kind == "quantized" else FLOAT8), **attrs})
+    assert not list(rule.problems())
+    return rule
+
+
+def made(kind: str, attrs: dict[str, Any], params: dict[str, Value], arch: Arch | None = None) -> Any:
+    template = load_module("templates", ROOT, f"wgmma_matmul_{kind}")
+    given = {**(INT4 if kind == "quantized" else SCALED), **params}
+    return template.apply(canonical.lower(rule_of(kind, attrs)), given, arch or the_gpu())
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", only(OF_EACH_KIND, CASES))
+def test_computes_what_the_rule_does(name: str) -> None:
+    kind, attrs, params = CASES[name]
+    rule, mod = rule_of(kind, attrs), made(kind, attrs, params)
+    assert mod is not None
+    kernel = Kernel(mod["main"])
+    [out] = rule.signature().outputs
+    inputs = rule.inputs(np.random.default_rng(1))
+    result = kernel(*inputs, np.full(out.shape, np.nan).astype(numpy_dtype(out.dtype)))[-1]
+    assert relative_error(result, np.asarray(rule.reference(*inputs))) <= rule.tolerance()
+    # nvcc.compile_cubin refuses code in which wgmma waits after each instruction.
+    assert not any(each.spill_bytes for each in nvcc.compile_cubin(kernel.source, "sm_90a").usage.values())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["quantized", "block_scaled"])
+def test_the_template_takes_every_candidate(kind: str, size: tuple[int, int, int]) -> None:
+    m, n, k = size if kind == "quantized" or size[0] % 4 == 0 else (4, *size[1:])
+    policy, arch = load_module("policies", ROOT, f"wgmma_matmul_{kind}"), the_gpu(132)
+    space = iter_space(canonical.lower(rule_of(kind, {"m": m, "n": n, "k": k})))
+    proposals = policy.propose(space, arch, 4)
+    assert len(proposals) == 4
+    assert [each.predicted_secs for each in proposals] == sorted(each.predicted_secs for each in proposals)
+    assert all(made(kind, {"m": m, "n": n, "k": k}, dict(each.candidate.params), arch) is not None for each in proposals[:2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs", "params"),
+    [
+        ("quantized", {"m": 8, "n": 128, "k": 256, "layout": "rows"}, {}),
+        ("quantized", {"m": 8, "n": 128, "k": 256, "scales": "tensor"}, {}),
+        ("quantized", {"m": 8, "n": 128, "k": 320, "group": 64}, {"block_k": 128}),  # no whole k-tiles
+        ("quantized", {"m": 8, "n": 128, "k": 256}, {"block_k": 256}),
+        ("quantized", {"m": 8, "n": 128, "k": 256}, {"stages": 20}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "activation_scales": "token"}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "scales": "group"}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "weights": "float8_e5m2"}, {}),  # wgmma multiplies one kind by itself here
+        ("block_scaled", {"m": 63, "n": 128, "k": 256}, {}),  # TMA loads scales in fours
+        ("block_scaled", {"m": 64, "n": 128, "k": 256}, {"block_n": 96}),  # columns of two blocks
+    ],
+)
+def test_does_not_apply(kind: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
+    assert made(kind, attrs, params) is None
+
+
+def test_other_gpus_have_no_wgmma() -> None:
+    arch = load_arch(ROOT, "a100-80gb")
+    for kind in ("quantized", "block_scaled"):
+        attrs = {"m": 16, "n": 128, "k": 256}
+        assert made(kind, attrs, {}, arch) is None
+        space = iter_space(canonical.lower(rule_of(kind, attrs)))
+        assert load_module("policies", ROOT, f"wgmma_matmul_{kind}").propose(space, arch, 8) == ()
+
+
+def test_policies_leave_other_computations_alone() -> None:
+    plain = iter_space(canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": 64, "n": 128, "k": 256, "dtype": "float16"})))
+    of_kind = {kind: iter_space(canonical.lower(rule_of(kind, {"m": 64, "n": 128, "k": 256}))) for kind in ("quantized", "block_scaled")}
+    for kind in of_kind:
+        propose = load_module("policies", ROOT, f"wgmma_matmul_{kind}").propose
+        others = [plain, *(space for other, space in of_kind.items() if other != kind)]
+        assert [propose(space, the_gpu(), 8) for space in others] == [(), ()]
