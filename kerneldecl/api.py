@@ -9,13 +9,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kerneldecl import flow
 from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.compare.searches import Asked, Searched
-from kerneldecl.declare.document import value_of
-from kerneldecl.declare.select import select
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
@@ -24,9 +23,10 @@ from kerneldecl.null_build import stamp
 from kerneldecl.null_build.note import note_complete
 from kerneldecl.planning.plan import Plan
 from kerneldecl.planning.snapshot import snapshot
-from kerneldecl.planning.workspace import Workspace, open_workspace, with_policy
+from kerneldecl.planning.workspace import Workspace, open_workspace, with_overrides
 from kerneldecl.runners.events import Heard
 from kerneldecl.runners.local import LocalRunner
+from kerneldecl.stages.chosen import chosen as select_entries
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.stages.tidy import tidy
 from kerneldecl.store.files import remove_parts, write_whole
@@ -72,16 +72,16 @@ def build(
 
 
 @contextlib.contextmanager
-def frozen_workspace(root: Path, policy: str = "") -> Iterator[Workspace]:
+def frozen_workspace(root: Path, overrides: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Workspace]:
     """Open a snapshot of a workspace: what is edited from here on belongs to the next build.
 
-    `policy`, where it is given, stands in for that of every entry.
+    `overrides` are settings, as workloads.toml has them, that stand in for those of every entry.
     """
     before = stamp.surroundings()
     with snapshot(root) as sources:
         opened = open_workspace(root, sources)
-        if policy:
-            opened = with_policy(opened, value_of("--policy", policy))
+        if overrides:
+            opened = with_overrides(opened, overrides)
         yield dataclasses.replace(opened, surroundings=before, is_current=lambda: stamp.surroundings() == before)
 
 
@@ -127,7 +127,7 @@ def _selected(workspace: Workspace, patterns: Sequence[str], options: Options) -
     """Return the options with the entries that the patterns select."""
     if not patterns:
         return options
-    wanted = {workload.entry for workload in select(workspace.declaration.workloads, patterns)}
+    wanted = {workload.entry for workload in select_entries(workspace, patterns)}
     return dataclasses.replace(options, selected=options.retuned | wanted, reverified=options.reverified & wanted)
 
 
@@ -194,7 +194,7 @@ def compare_policies(
     ToolchainError where an entry's device is not here.
     """
     say = report or _silent
-    chosen = select(workspace.declaration.workloads, patterns)
+    chosen = select_entries(workspace, patterns)
     for workload in chosen:
         if reason := why_not_measured_here(workspace.inputs.archs[workload.target]):
             raise ToolchainError(f"{workload.entry}: {reason}; a comparison is measured here")
@@ -209,7 +209,7 @@ def compare_policies(
     with scratch_folder() as folder:
         contenders = {}
         for place, (name, value) in enumerate(asked.policies.items()):
-            declared = with_policy(dataclasses.replace(workspace, declaration=declaration), value, "--policies")
+            declared = with_overrides(dataclasses.replace(workspace, declaration=declaration), {"policy": value}, "--policies")
             contenders[name] = dataclasses.replace(declared, root=folder / str(place), is_current=workspace.is_current)
         yield from flow.compare(contenders, Options(jobs=jobs), local, say, dict.fromkeys(asked.warm, workspace.store))
 

@@ -43,6 +43,8 @@ STAGES: tuple[Stage, ...] = (
     link_artifacts,
     write_lock,
 )
+OF_A_TRY: tuple[Stage, ...] = (check_toolchain, lower_entries, exchange, propose_entries, exchange, tune_entries)
+"""Stages where entries have other settings than the declared ones: nothing of it is linked or locked."""
 NOTHING_TO_RUN: tuple[Stage, ...] = (check_lock, link_artifacts, write_lock)
 """Stages where every entry is done, and links at most are missing: no process is started."""
 
@@ -72,12 +74,13 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     if needs_runner:
         with runners() as runner:
             session.started_runner = Counted(runner)
-            _run(session, STAGES)
-    else:
+            _run(session, OF_A_TRY if workspace.is_overridden else STAGES)
+    elif not workspace.is_overridden:
         _run(session, NOTHING_TO_RUN)
     if session.ran or needs_runner or not shows_ranked:
         session.plan = make_plan(workspace)
-    remember(session)
+    if not workspace.is_overridden:
+        remember(session)
     share_all(session)
     return session
 

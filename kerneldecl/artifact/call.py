@@ -44,10 +44,15 @@ class Kernel:
         self._wanted = len(self.signature.args)
         self._converts = any(needs_conversion(arg.dtype) for arg in self.signature.args)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if named:
+            expected = signature_text(self.__name__, self.signature)
+            raise TypeError(f"{', '.join(named)} is given by name, and a kernel takes arrays by position; expected {expected}")
         if len(args) == self._inputs != self._wanted:
             if not args:
                 raise TypeError(f"{self!r} has no inputs that say where its outputs shall lie: pass them")
+            if not hasattr(args[0], "__dlpack__"):
+                raise TypeError(misfit(self, (*args, *[None] * (self._wanted - self._inputs))))
             args += outputs_beside(args[0], self.signature.outputs)
         try:
             # tvm_ffi takes arrays as they are, which costs a third of making tensors of them here, and follows torch's stream.

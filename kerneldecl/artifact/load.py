@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kerneldecl.artifact.dispatch import Dispatch
 
 
+_MOST_NAMED = 12
+"""Entries that a message names."""
+
+
 class Artifact(Mapping[str, "Kernel"]):
     """The kernels of a loaded artifact by entry name, each called as `artifact[name](*inputs)` or `artifact[name](*inputs, *outputs)`."""
 
@@ -66,9 +70,20 @@ class Artifact(Mapping[str, "Kernel"]):
         if name in self.manifest["missing"]:
             raise KeyError(f"{name!r} is not in {self.folder}, which was linked without it: {self.manifest['missing'][name]}")
         if name not in self._entries:
-            raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._entries)}")
+            raise KeyError(f"{name!r} is not in {self.folder}; {self._instead(name)}")
         entry = self._entries[name]
         return Kernel(entry, self.library.get_function(entry["symbol"]), self.manifest["arch"]["kind"])
+
+    def _instead(self, name: object) -> str:
+        """Return what to ask for instead of an entry that is not there."""
+        from kerneldecl.diagnostics.messages import nearest
+
+        if sizes := [each for each in self._entries if each.startswith(f"{name}[")]:
+            return f"dispatch({name!r}) chooses among its sizes, and one of them is {sizes[0]!r}"
+        near = nearest(str(name).partition("@")[0], self._entries)
+        few = list(self._entries)[:_MOST_NAMED]
+        more = f" and {len(self) - len(few)} more" if len(self) > len(few) else ""
+        return (f"did you mean {near!r}? " if near else "") + f"it holds {', '.join(few)}{more}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -115,4 +130,5 @@ def _artifact_folder(path: Path) -> Path:
     if len(below) == 1:
         return below[0]
     choices = f"; choose one of {', '.join(str(folder) for folder in below)}" if below else ""
-    raise ArtifactError(f"{path} holds {len(below) or 'no'} artifact{'s' if len(below) > 1 else ''}{choices}")
+    way_out = choices or "; `kerneldecl build` links them into dist/NAME-VERSION/TARGET, which is the folder to give"
+    raise ArtifactError(f"{path} holds {len(below) or 'no'} artifact{'s' if len(below) > 1 else ''}{way_out}")

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerneldecl.cli.options import Settings, chosen_entries, json_option, patterns_argument, print_result
+from kerneldecl.cli.options import Settings, chosen_entries, json_option, overrides_option, patterns_argument, print_result
 from kerneldecl.cli.package import key_option, trusted_keys
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from kerneldecl.cli.winners import Before
     from kerneldecl.planning.workspace import Workspace
-    from kerneldecl.stages.session import Options
+    from kerneldecl.stages.session import Options, Session
+    from kerneldecl.store.results import TuneResult
 
 _BUILD_FLAGS = (
-    *("policy", "retune", "reverify", "locked", "no_measure", "require_measured"),
+    *("policy", "overrides", "retune", "reverify", "locked", "no_measure", "require_measured"),
     *("cache", "events", "scheduler", "rpc", "as_json"),
 )
 """Options with which a build is never cut short by the quick plan."""
@@ -39,7 +42,8 @@ _BUILD_FLAGS = (
 @patterns_argument
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile at once. Default: the cores.")
 @click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry, or stop.")
-@click.option("--policy", metavar="POLICY", help="Tune by this policy, or by several: a value of `policy` as workloads.toml has it.")
+@click.option("--policy", metavar="POLICY", help="Try this policy, or several: -D policy=POLICY.")
+@overrides_option
 @click.option("--require-all", is_flag=True, help="Link no artifact that would lack a failed entry.")
 @click.option("--retune", multiple=True, metavar="PATTERN", help="Tune these entries again, whatever is known of them. Repeatable.")
 @click.option("--reverify", is_flag=True, help="Time the best three again where this GPU's driver or clocks are not those of the record.")
@@ -81,29 +85,42 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.cli import summary
     from kerneldecl.cli.event_log import logged
     from kerneldecl.cli.progress import display
+    from kerneldecl.cli.table import window
     from kerneldecl.stages.session import make_plan
     from kerneldecl.stages.suspect import suspects
 
-    asked = _asked(options)
-    with frozen_workspace(settings.root, options["policy"] or "") as opened:
+    asked, began = _asked(options), time.monotonic()
+    with frozen_workspace(settings.root, _overrides(options["policy"], options["overrides"])) as opened:
         workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
         if options["reverify"]:
             asked = replace(asked, reverified=suspects(make_plan(workspace).entries) - asked.retuned)
+        before = _built_before(workspace, asked.retuned | asked.reverified)
         with (
             display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as shown,
             logged(shown, workspace.cache, options["events"]) as report,
             _interrupts(is_best_wanted=options["best_so_far"]) as is_interrupted,
         ):
             done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), report)
-        found = summary.build_json(done)
+        _leave_listing(workspace, done)
+        found = summary.build_json(done, time.monotonic() - began, before)
     _export_spans(workspace.cache)
     if options["as_json"] or not settings.quiet:
-        print_result(options["as_json"], found, summary.build_text)
+        print_result(options["as_json"], found, lambda told: summary.build_text(told, window()))
     if done.is_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.FAILED if done.failures else ExitCode.DONE
+
+
+def _overrides(policy: str | None, texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that stand in for the declared ones; raise UsageError where `policy` is given in both ways."""
+    from kerneldecl.declare.overrides import overrides_of, value_of
+
+    found = overrides_of(texts)
+    if policy and "policy" in found:
+        raise click.UsageError("--policy and -D policy=… say the same: give one of them")
+    return {**found, "policy": value_of("--policy", policy)} if policy else found
 
 
 def _asked(options: Mapping[str, Any]) -> Options:
@@ -131,6 +148,35 @@ def _asked(options: Mapping[str, Any]) -> Options:
         patience_secs=options["patience"],
         overwrite=options["overwrite"],
     )
+
+
+def _leave_listing(workspace: Workspace, done: Session) -> None:
+    """Keep the list of entries of a complete build for `show` and `query`."""
+    from kerneldecl.cli.listing import Row, write_listing
+    from kerneldecl.cli.report import query_json
+
+    if done.failures or done.plan.misses or workspace.is_overridden:
+        return
+    told = query_json(done.plan.entries)["entries"]
+    of = [each.workload for each in done.plan.entries]
+    rows = [Row(w.name, w.target, w.rule, w.tags, w.policy, each) for w, each in zip(of, told, strict=True)]
+    write_listing(workspace.root, rows, dict(workspace.declaration.targets))
+
+
+def _built_before(workspace: Workspace, again: frozenset[str]) -> Before:
+    """Return what gives the record by which the last build has linked an entry. Those of entries to tune `again` are read now: they go."""
+    from kerneldecl.planning.last_build import FILE, read_state
+    from kerneldecl.store.local import Record
+    from kerneldecl.store.results import TuneResult
+
+    keys = read_state(workspace.cache / FILE).keys
+
+    def read(entry: str, is_local: bool) -> TuneResult | None:
+        found = workspace.store.read("tune", keys.get(entry, {}).get("tune", ""), is_local=is_local)
+        return TuneResult(found.key, found.result) if isinstance(found, Record) else None
+
+    kept = {name: read(name, is_local=True) or read(name, is_local=False) for name in again}
+    return lambda entry: kept[entry.entry] if entry.entry in kept else read(entry.entry, entry.arch.is_detected)
 
 
 @contextlib.contextmanager

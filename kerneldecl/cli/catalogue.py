@@ -40,10 +40,13 @@ next: `kerneldecl archs ARCH` shows all figures, `kerneldecl doctor --propose-ar
 @click.pass_obj
 def rules(settings: Settings, rule: str | None, as_json: bool) -> None:
     """List the rules, or show one: its attributes, its kernel's arguments, an entry to paste."""
-    from kerneldecl.declare.catalogue import rule_page, rule_pages
+    from kerneldecl.declare.catalogue import rule_descriptions, rule_page, rule_pages
 
+    if not rule and not as_json:
+        print_result(as_json, rule_descriptions(settings.root), _rules_text)
+        return
     pages = (rule_page(settings.root, rule),) if rule else rule_pages(settings.root)
-    _print(as_json, pages, _rule_text if rule else None, _rules_text)
+    _print(as_json, pages, _rule_text if rule else None, lambda _: "")
 
 
 @click.command()
@@ -89,8 +92,8 @@ def _print(as_json: bool, pages: Sequence[Any], one: Callable[[Any], str] | None
     print_result(as_json, {"schema": 1, "found": fields}, lambda _: text)
 
 
-def _rules_text(pages: Sequence[RulePage]) -> str:
-    rows = [(page.name, _first_sentence(page.description)) for page in pages]
+def _rules_text(found: Sequence[tuple[str, str]]) -> str:
+    rows = [(name, _first_sentence(description)) for name, description in found]
     return "\n".join([*table(("rule", "computes"), rows, window()), "", _OTHER_OPERATORS])
 
 

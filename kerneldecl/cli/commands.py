@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import importlib
 import io
 import os
 import signal
@@ -18,24 +19,7 @@ from pathlib import Path
 
 import click
 
-from kerneldecl.cli.build import build, measure
-from kerneldecl.cli.catalogue import archs, policies, rules, templates
-from kerneldecl.cli.compare import compare
-from kerneldecl.cli.completion import completion
-from kerneldecl.cli.deploy import bench, compile_command
-from kerneldecl.cli.deploy import run as run_command
-from kerneldecl.cli.export import export
-from kerneldecl.cli.gate import diff, gate
-from kerneldecl.cli.html_report import report
-from kerneldecl.cli.inspect import check, plan, query, show, why
-from kerneldecl.cli.log import log
-from kerneldecl.cli.maintenance import cache, doctor, init, schema
-from kerneldecl.cli.model import extract, verify
-from kerneldecl.cli.new import new
 from kerneldecl.cli.options import Settings
-from kerneldecl.cli.package import pull, push
-from kerneldecl.cli.top import top
-from kerneldecl.cli.watch import watch
 from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
@@ -75,9 +59,7 @@ def _interrupt(interrupts: list[int], number: int, _frame: object) -> None:
 def _reported(error: Exception) -> ExitCode:
     """Print what ended the command, a line for each mistake, and return the exit code."""
     if isinstance(error, click.ClickException):
-        text = io.StringIO()
-        error.show(text)
-        _say(text.getvalue().rstrip("\n"))
+        _say(_usage(error))
         return ExitCode.USAGE
     if isinstance(error, KerneldeclError):
         for line in str(error).split("\n"):
@@ -87,6 +69,21 @@ def _reported(error: Exception) -> ExitCode:
         _say(f"error: {os.fsdecode(error.filename)} cannot be read or written: {error.strerror}")
         return ExitCode.ENVIRONMENT
     return _internal_error()
+
+
+def _usage(error: click.ClickException) -> str:
+    """Return a mistake of the command line as one sentence: the command, what is wrong with it, and what tells more."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) or context is None:
+        text = io.StringIO()
+        error.show(text)
+        return text.getvalue().rstrip("\n")
+    sentence, command = error.format_message().rstrip("."), context.command_path
+    is_own = type(error) is click.UsageError and not sentence.startswith(("No such", "Got unexpected"))
+    way_out = "" if is_own else f"`{command} --help` lists what it takes"
+    if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
+        way_out = f"a pattern that takes entries out follows `--`: {command} '*' -- '-gemm*'"
+    return f"error: {command}: {sentence}{' ' if sentence.endswith('?') else '; '}{way_out}" if way_out else f"error: {command}: {sentence}"
 
 
 def _internal_error() -> ExitCode:
@@ -124,7 +121,45 @@ def _say(text: str) -> None:
     print(printable_lines(text), file=sys.stderr)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_MODULES = {
+    "build": ("build", "measure"),
+    "catalogue": ("archs", "policies", "rules", "templates"),
+    "compare": ("compare",),
+    "completion": ("completion",),
+    "deploy": ("bench", "compile", "run"),
+    "export": ("export",),
+    "gate": ("diff", "gate"),
+    "html_report": ("report",),
+    "inspect": ("check", "plan", "query", "show", "why"),
+    "log": ("log",),
+    "maintenance": ("cache", "doctor", "init", "schema"),
+    "model": ("extract", "verify"),
+    "new": ("new",),
+    "package": ("pull", "push"),
+    "top": ("top",),
+    "watch": ("watch",),
+}
+"""The commands that each module of `kerneldecl.cli` has: the one that is given is imported, and no other."""
+_WHERE = {command: module for module, commands in _MODULES.items() for command in commands}
+
+
+class Commands(click.Group):
+    """The commands by name, each imported when it is asked for."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  click's signature
+        if cmd_name not in _WHERE:
+            return None
+        module = importlib.import_module(f"kerneldecl.cli.{_WHERE[cmd_name]}")
+        found = next(each for each in vars(module).values() if isinstance(each, click.Command) and each.name == cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(
+    cls=Commands,
+    commands={name: click.Command(name) for name in sorted(_WHERE)},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.option("-C", "folder", type=click.Path(path_type=Path), default=Path(), help="Work in this folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Print failures only.")
 @click.option("-v", "--verbose", "verbosity", count=True, help="Print every step.")
@@ -137,13 +172,3 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
     PATTERNS select entries: `qkv*`, `*@host`, `rule:matmul`, `tag:fast`; none selects all.
     """
     context.obj = Settings(folder.resolve(), quiet, verbosity, colour)
-
-
-_COMMANDS = (
-    *(build, cache, check, compare, diff, doctor, export, extract, gate, init, log, measure, new, plan, pull, push, query, report, schema),
-    *(show, top, verify, watch, why),
-    *(bench, compile_command, run_command),
-    *(archs, completion, policies, rules, templates),
-)
-for _command in _COMMANDS:
-    main.add_command(_command)

@@ -74,7 +74,7 @@ def compare(settings: Settings, /, patterns: tuple[str, ...], **options: Any) ->
 
 def contenders(text: str) -> Mapping[str, Any]:
     """Return the values of `policy` that a text names, by how they are shown; raise DeclarationError for a mistake."""
-    from kerneldecl.declare.document import value_of
+    from kerneldecl.declare.overrides import value_of
     from kerneldecl.errors import DeclarationError, Problem
 
     items = value_of("--policies", text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from kerneldecl.declare.select import STATES
 from kerneldecl.declare.toml_keys import FILE
 
 _PROGRAM, _VARIABLE = "kerneldecl", "_KERNELDECL_COMPLETE"
@@ -56,11 +57,13 @@ def words(folder: Path) -> list[str]:
 
 def _words(document: dict[str, Any]) -> Iterator[str]:
     tables = [table for table in _listed(document.get("workload")) if isinstance(table, dict) and isinstance(table.get("name"), str)]
-    targets = [name for name in document.get("target", {}) if isinstance(name, str)]
+    targets = found if isinstance(found := document.get("target", {}), dict) else {}
     yield from (table["name"] for table in tables)
     yield from (f"*@{target}" for target in targets)
-    yield from (f"{table['name']}@{target}" for table in tables for target in _listed(table.get("targets")) or targets)
+    yield from (f"{table['name']}@{target}" for table in tables for target in _listed(table.get("targets")) or list(targets))
     yield from (f"rule:{table['rule']}" for table in tables if isinstance(table.get("rule"), str))
+    yield from (f"arch:{target['arch']}" for target in targets.values() if isinstance(target, dict) and isinstance(target.get("arch"), str))
+    yield from (f"{state}:" for state in STATES)
     yield from (f"tag:{tag}" for table in tables for tag in _listed(table.get("tags")) if isinstance(tag, str))
 
 

@@ -33,7 +33,7 @@ def asked(request: Mapping[str, Any], about: str) -> dict[str, Any]:
     finally:
         worker.stop()
     if "problem" in answer:
-        raise DeclarationError([Problem(about, answer["problem"], answer["hint"])])
+        raise DeclarationError([Problem(about, answer["problem"].removeprefix(f"{about}: "), answer["hint"])])
     if "failure" in answer:
         raise TuningError(f"{about}: {answer['failure']}")
     return answer

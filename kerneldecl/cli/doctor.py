@@ -56,9 +56,13 @@ def examine(folder: Path, toolchain: Mapping[str, str]) -> list[Check]:
 
 def proposal(folder: Path) -> str:
     """Return an arch file for the first GPU that has none, or else for the first one; raise ToolchainError where there is no GPU."""
-    gpus = read_gpus()
+    elsewhere = "run this where the GPU is, or start from a file that `kerneldecl archs` names"
+    try:
+        gpus = read_gpus()
+    except ToolchainError as error:
+        raise ToolchainError(f"{error}; {elsewhere}") from None
     if not gpus:
-        raise ToolchainError("the NVIDIA driver shows no GPU to this process")
+        raise ToolchainError(f"the NVIDIA driver shows no GPU to this process; {elsewhere}")
     known = _known_models(folder)
     return proposed_arch(next((gpu for gpu in gpus if gpu.model not in known), gpus[0]))
 

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kerneldecl.cli.options import Settings, chosen_entries, complete, json_option, opened, patterns_argument, print_plan, print_result
+from kerneldecl.cli.listing import listed, query_text
+from kerneldecl.cli.options import (
+    Settings,
+    chosen_entries,
+    complete,
+    json_option,
+    opened,
+    overrides_option,
+    patterns_argument,
+    print_plan,
+    print_result,
+)
 from kerneldecl.cli.table import window
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import StaleError, TuningError
@@ -77,17 +88,18 @@ def _check_model(workspace: Workspace, chosen: Sequence[str], as_json: bool) -> 
 
 @click.command()
 @patterns_argument
+@overrides_option
 @json_option
 @click.pass_obj
-def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
+def plan(settings: Settings, patterns: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Report what a build would do, and why. Runs nothing."""
     from kerneldecl.null_build.quick_plan import quick_plan
 
-    actions = None if patterns else quick_plan(settings.root)
+    actions = None if patterns or overrides else quick_plan(settings.root)
     if actions is None:
         from kerneldecl.stages.session import make_plan
 
-        workspace = opened(settings)
+        workspace = opened(settings, overrides)
         chosen = set(chosen_entries(workspace, patterns))
         actions = [a for a in make_plan(workspace).actions if not patterns or a.entry in chosen]
     print_plan(as_json, actions, settings.root)
@@ -122,19 +134,25 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 @click.argument("entry", required=False, shell_complete=complete)
 @click.option("--model", is_flag=True, help="Show where the fastest stood in the policy's order, and what its first k give.")
 @click.option("--source", is_flag=True, help="Show the winner's source, as `export` writes it.")
+@overrides_option
 @json_option
 @click.pass_obj
-def show(settings: Settings, entry: str | None, model: bool, source: bool, as_json: bool) -> None:
+def show(settings: Settings, entry: str | None, model: bool, source: bool, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
+    is_list = not (entry or model or source or overrides)
+    if is_list and (known := listed(settings.root, ())):
+        print_result(as_json, known, lambda found: query_text(found, window()))
+        return
     from kerneldecl.cli import report
     from kerneldecl.cli.export import source_of
     from kerneldecl.cli.model_rank import ranks_json, ranks_of, ranks_text
     from kerneldecl.planning.last_build import FILE as LAST_BUILD
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.serial import trials_from_json
+    from kerneldecl.stages.chosen import failures
     from kerneldecl.stages.session import make_plan
 
-    workspace = opened(settings)
+    workspace = opened(settings, overrides)
     planned = make_plan(workspace).entries
     chosen = set(chosen_entries(workspace, (entry,) if entry else ()))
     entries = [e for e in planned if e.entry in chosen]
@@ -146,7 +164,8 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, as_js
         print_result(as_json, ranks_json(ranks_of(entries, workspace.store)), ranks_text)
         return
     if entry is None:
-        print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))
+        found_list = report.query_json(entries, failures(workspace, entries))
+        print_result(as_json, found_list, lambda found: query_text(found, window()))
         return
     last = read_state(workspace.cache / LAST_BUILD).failed
     names = {e.tuned.key: e.entry for e in planned if e.tuned}
@@ -155,15 +174,24 @@ def show(settings: Settings, entry: str | None, model: bool, source: bool, as_js
 
 
 @click.command()
-@click.argument("pattern", shell_complete=complete)
+@click.argument("patterns", nargs=-1, required=True, shell_complete=complete)
 @json_option
 @click.pass_obj
-def query(settings: Settings, pattern: str, as_json: bool) -> None:
-    """List the entries that a pattern selects, with times and winners; --json has their rules, attributes, tags and keys, too."""
+def query(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
+    """List the entries that PATTERNS select, with times and winners; --json has their rules, attributes, tags and keys, too.
+
+    Besides names: `rule:matmul`, `tag:fast`, `policy:random`, `arch:h200`; those in a state by `stale:`, `failed:`, `unmeasured:`.
+    Behind `--`, a `-` in front of a pattern takes entries out: kerneldecl query unmeasured: -- '-*@host'.
+    """
+    if known := listed(settings.root, patterns):
+        print_result(as_json, known, lambda told: query_text(told, window()))
+        return
     from kerneldecl.cli import report
+    from kerneldecl.stages.chosen import failures
     from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
-    chosen = set(chosen_entries(workspace, (pattern,)))
+    chosen = set(chosen_entries(workspace, patterns))
     entries = [e for e in make_plan(workspace).entries if e.entry in chosen]
-    print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))
+    found = report.query_json(entries, failures(workspace, entries))
+    print_result(as_json, found, lambda told: query_text(told, window()))

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+overrides_option = click.option(
+    "-D",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Try another top_k, policy, budget, timing, tolerance, dispatch. Repeatable.",
+)
+
 
 def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the words that complete a pattern or an entry's name."""
@@ -44,18 +52,26 @@ class Settings:
     colour: str
 
 
-def opened(settings: Settings) -> Workspace:
-    """Return the workspace that the command works in."""
+def opened(settings: Settings, overrides: Sequence[str] = ()) -> Workspace:
+    """Return the workspace that the command works in, with these settings in place of the declared ones."""
     from kerneldecl.planning.workspace import open_workspace
 
-    return open_workspace(settings.root)
+    workspace = open_workspace(settings.root)
+    if not overrides:
+        return workspace
+    from kerneldecl.declare.overrides import overrides_of
+    from kerneldecl.planning.workspace import with_overrides
+
+    return with_overrides(workspace, overrides_of(overrides))
 
 
 def chosen_entries(workspace: Workspace, patterns: tuple[str, ...]) -> list[str]:
     """Return the names of the entries that the patterns select, targets included."""
-    from kerneldecl.declare.select import select
+    if not patterns:
+        return [workload.entry for workload in workspace.declaration.workloads]
+    from kerneldecl.stages.chosen import chosen
 
-    return [workload.entry for workload in select(workspace.declaration.workloads, patterns)]
+    return [workload.entry for workload in chosen(workspace, patterns)]
 
 
 def print_result(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:

@@ -1,4 +1,4 @@
-"""Owns how a build's progress looks: a live display on a terminal, lines elsewhere.
+"""Owns which display shows a build's progress, and the lines of those that are no terminals.
 
 Knows nothing of how the build works. Everything goes to standard error; standard output is for results.
 """
@@ -9,15 +9,18 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import printable_lines
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Started, Step
 
-_VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
+if TYPE_CHECKING:
+    from kerneldecl.cli.live import Live
 
-_COUNTED = ("tune", "rank", "measure")
+VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
+
+COUNTED = ("tune", "rank", "measure")
 """Kinds of actions that finish an entry, so that the count of entries goes up."""
 
 
@@ -59,9 +62,9 @@ class Lines:
             self._say(f"  {step_text(event)}")
 
     def _finished(self, event: Finished) -> None:
-        self._done += event.kind in _COUNTED and not event.has_failed
-        count = f" [{self._done}/{self._total}]" if event.kind in _COUNTED and self._total else ""
-        verb = "FAILED" if event.has_failed else _VERBS[event.kind]
+        self._done += event.kind in COUNTED and not event.has_failed
+        count = f" [{self._done}/{self._total}]" if event.kind in COUNTED and self._total else ""
+        verb = "FAILED" if event.has_failed else VERBS[event.kind]
         self._say(f"{verb}{count} {event.entry}: {event.text}")
 
     def _say(self, text: str) -> None:
@@ -77,53 +80,13 @@ def step_text(step: Step) -> str:
     return f"{step.entry}: {step.doing} {step.done} of {step.total}{best}"
 
 
-class Live:
-    """A progress bar over all entries with the current entry below it, for terminals."""
-
-    def __init__(self, *, colour: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(file=sys.stderr, no_color=not colour, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
-        self._progress: Any = Progress(*columns, TextColumn("{task.fields[at]}"), console=console, transient=True)
-        self._task = self._progress.add_task("tuning", total=None, at="", visible=False)
-        self._done = 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self._progress.update(self._task, total=event.tune, visible=event.tune > 0)
-        elif isinstance(event, Step):
-            # Building is about half of an entry's time, measuring the rest.
-            share = {"built": 0.0, "verified": 0.5, "racing": 0.75}[event.doing]
-            part = share + (0.5 if event.doing == "built" else 0.25) * event.done / max(event.total, 1) * (event.doing != "racing")
-            self._progress.update(self._task, completed=self._done + part, at=_plain(step_text(event)))
-        elif isinstance(event, Finished):
-            self._done += event.kind in _COUNTED
-            style = "red" if event.has_failed else "green"
-            verb = "FAILED" if event.has_failed else _VERBS[event.kind]
-            self._progress.console.print(f"[{style}]{verb}[/] {_plain(event.entry)}: {_plain(event.text)}")
-            self._progress.update(self._task, completed=self._done)
-        elif isinstance(event, Note):
-            self._progress.console.print(_plain(event.text))
-
-
-def _plain(text: str) -> str:
-    return printable_lines(text).replace("[", "\\[")
-
-
 def display(*, quiet: bool, verbosity: int, colour: str) -> Lines | Live:
     """Return the display: failures alone if quiet, a live one on a terminal, lines otherwise."""
     if quiet:
         return Quiet(verbosity=0)
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not verbosity:
+        from kerneldecl.cli.live import Live  # with rich, which lines do without
+
         return Live(colour=wants_colour(colour, sys.stderr, os.environ))
     return Lines(verbosity=verbosity)
 

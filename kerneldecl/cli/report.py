@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from kerneldecl.cli.steps import Steps
-from kerneldecl.cli.summary import TRY_AGAIN
 from kerneldecl.cli.table import folded, table, wrapped
 from kerneldecl.diagnostics.units import amount, counted, duration
 from kerneldecl.model import SPECIALIZE, Trial
@@ -18,11 +17,13 @@ from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import EntryPlan
-from kerneldecl.planning.roofline import Roofline, roofline_of
+from kerneldecl.planning.roofline import Roofline, roofline_of, roofline_share
 from kerneldecl.stages.suspect import why_suspect
 from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
 SCHEMA = 1
+TRY_AGAIN = "verdicts are remembered: `kerneldecl build --retune ENTRY` finds them out again, a higher `generation` does so for everybody"
+"""The way out for an entry whose candidates were wrong through no fault of theirs."""
 _MOST_CAUSES = 20
 """Causes of one action that `why` prints."""
 _WIDE = 120
@@ -237,7 +238,7 @@ def _candidates_text(json: Json, width: int) -> list[str]:
     rows = [_row(c, others, rates) for c in verified]
     lines = _with_candidates((json["timing"], *others, "predicted", *rates, "of peak", "DRAM", "error"), rows, verified, width)
     if missing := [protocol for protocol in json["protocols"] if protocol not in verified[0]["timings"]]:
-        lines.append(f"the winner was not timed {' or '.join(missing)}: its record is older; --retune {json['entry']} times it")
+        lines.append(f"the winner was not timed {' or '.join(missing)}: `kerneldecl build --retune '{json['entry']}'` does that")
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
     lines += _suspect_text(json)
@@ -288,11 +289,12 @@ def _short(value: Any) -> str:
     return "x".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)
 
 
-def query_json(entries: Sequence[EntryPlan]) -> Json:
-    return {"schema": SCHEMA, "entries": [_entry_json(entry) for entry in entries]}
+def query_json(entries: Sequence[EntryPlan], failed: Mapping[str, str] = MappingProxyType({})) -> Json:
+    """Return what is known of entries; `failed` says why the last build failed some."""
+    return {"schema": SCHEMA, "entries": [_entry_json(entry, failed.get(entry.entry, "")) for entry in entries]}
 
 
-def _entry_json(entry: EntryPlan) -> Json:
+def _entry_json(entry: EntryPlan, failure: str) -> Json:
     tuned = entry.tuned
     return {
         "entry": entry.entry,
@@ -303,16 +305,9 @@ def _entry_json(entry: EntryPlan) -> Json:
         "keys": {action.kind: action.key for action in entry.actions},
         "winner": str(tuned.winner) if tuned else None,
         "run_secs": tuned.run_secs if tuned else None,
+        "roofline_share": roofline_share(entry) if tuned and tuned.is_measured else None,
         "unmeasured": entry.is_unmeasured,
         "measured": tuned.coverage if tuned else "",
+        "stale": not entry.is_done,
+        "failed": failure,
     }
-
-
-def query_text(json: Json, width: int = 0) -> str:
-    """Return a line for each entry with time and winner, which is wrapped in a window of `width` columns; 0 for no window."""
-    rows = []
-    for entry in json["entries"]:
-        note = "  (expected, not measured)" if entry["unmeasured"] else f"  ({entry['measured']} measured)" * bool(entry["measured"])
-        found = (duration(entry["run_secs"]), f"{entry['winner']}{note}") if entry["winner"] else ("not tuned", "")
-        rows.append((entry["entry"], *found))
-    return "\n".join(table((), rows, width))

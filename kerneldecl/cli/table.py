@@ -5,12 +5,13 @@ Knows nothing of what stands in them.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _GAP = "  "
@@ -27,20 +28,36 @@ def window() -> int:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, is_named: bool = True) -> list[str]:
     """Return the lines of a table of `width` columns at most, 0 for any: the last column to the left, and the first if it names rows.
 
-    An empty head is left out.
+    Names and the last column take several lines where the window is narrow. An empty head is left out.
     """
     cells = [*[tuple(head)] * bool(head), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if width and is_named and len(widths) > 1:
+        others = sum(widths[1:-1]) + len(_GAP) * (len(widths) - 1) + min(widths[-1], _LEAST_WIDTH)
+        widths[0] = min(widths[0], max(width - others, _LEAST_WIDTH))
     before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
     room = max(width - before, _LEAST_WIDTH) if width else 0
-    lines = []
-    for row in cells:
-        aligned = (
-            cell.ljust(wide) if at == 0 and is_named else cell.rjust(wide)
-            for at, (cell, wide) in enumerate(zip(row, widths[:-1], strict=False))
-        )
-        first, *more = wrapped(row[-1], room)
-        lines += [_GAP.join([*aligned, first]).rstrip(), *(" " * before + line for line in more)]
+    return [line for row in cells for line in _row_lines(row, widths, room, is_named=is_named)]
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int], room: int, *, is_named: bool) -> Iterator[str]:
+    """Yield a row's lines: the first with all its cells, more for what is left of the first and of the last."""
+    names = _name_lines(row[0], widths[0]) if is_named and len(row) > 1 else []
+    last = wrapped(row[-1], room)
+    middle = [cell.rjust(wide) for cell, wide in zip(row[len(names[:1]) : -1], widths[len(names[:1]) : -1], strict=True)]
+    for at, (name, rest) in enumerate(itertools.zip_longest(names, last, fillvalue="")):
+        between = middle if at == 0 else [" " * len(cell) for cell in middle]
+        yield _GAP.join([*([name.ljust(widths[0])] if names else []), *between, rest]).rstrip()
+
+
+def _name_lines(name: str, width: int) -> list[str]:
+    """Return an entry's name in lines of a width, broken in front of its attributes and behind their commas."""
+    lines = [""]
+    for part in re.split(r"(?<=,)|(?=[\[@])", name) if len(name) > width else [name]:
+        if len(lines[-1] + part) <= width or not lines[-1].strip():
+            lines[-1] += part
+        else:
+            lines.append(f"{_GAP}{part}")
     return lines
 
 

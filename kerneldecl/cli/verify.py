@@ -99,7 +99,7 @@ def verify_text(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for artifact in found["artifacts"]:
         if artifact["defect"]:
-            lines.append(f"{artifact['artifact']}: {artifact['defect']}; run `kerneldecl build` to rebuild it")
+            lines.append(f"{artifact['artifact']}: {artifact['defect']}; `kerneldecl build` makes it")
             continue
         lines += [_line(entry) for entry in artifact["entries"]]
         lines += [f"missing  {name}  {reason}" for name, reason in artifact["missing"].items()]

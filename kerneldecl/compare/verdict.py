@@ -124,8 +124,12 @@ def _change(before: Measured, after: Measured) -> tuple[float | None, float]:
         if not same or not median(same) > 0:
             return None, 0.0
         return _change(replace(before, run_secs=median(same), samples=same, timing=after.timing), after)
-    noise = _BETWEEN_RUNS + _Z * math.hypot(standard_error(before.samples), standard_error(after.samples))
-    return after.run_secs / before.run_secs - 1, noise
+    return after.run_secs / before.run_secs - 1, noise_of(before.samples, after.samples)
+
+
+def noise_of(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the relative change that noise alone can make between two medians of these samples."""
+    return _BETWEEN_RUNS + _Z * math.hypot(standard_error(before), standard_error(after))
 
 
 def _otherwise(before: Measured, after: Measured) -> Iterator[tuple[str, float]]:

@@ -95,6 +95,20 @@ def rule_pages(root: Path) -> tuple[RulePage, ...]:
     return tuple(rule_page(root, name) for name in plugin_names("rules", root))
 
 
+def rule_descriptions(root: Path) -> tuple[tuple[str, str], ...]:
+    """Return the name of each rule and what its class says, read as text: nothing is imported, so that a list is quick.
+
+    Raise DeclarationError where a file is no Python.
+    """
+    return tuple((name, _class_description(_tree("rules", root, name))) for name in plugin_names("rules", root))
+
+
+def _class_description(tree: ast.Module) -> str:
+    """Return the description of the last public class: a rule's file ends with the rule."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return (ast.get_docstring(classes[-1]) if classes else None) or ""
+
+
 def policy_page(root: Path, name: str) -> PolicyPage:
     """Return the page of one policy; raise DeclarationError where there is none of that name, or its file is no Python."""
     tree, tunes = _tree("policies", root, name), is_tuner(root, name)

@@ -16,7 +16,6 @@ import tomli
 from kerneldecl.declare.imports import IMPORT, Import, imports_of
 from kerneldecl.declare.limits import LIMITS, limits_of
 from kerneldecl.declare.policies import SHARED, shared_budget
-from kerneldecl.declare.policy_values import policy_of
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
@@ -111,34 +110,14 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
     )
 
 
-def value_of(option: str, text: str) -> Any:
-    """Return what an option of the command line gives as a name or a TOML value; raise DeclarationError where it is neither."""
-    if is_name(text):
-        return text
-    try:
-        return tomli.loads(f"policy = {text}")["policy"]
-    except tomli.TOMLDecodeError as error:
-        sentence, hint = f"neither a name nor a TOML value: {error.msg}", 'write \'["auto", "evolution"]\''
-        raise DeclarationError([Problem(option, sentence, hint)]) from None
-
-
-def declare_policy(root: Path, value: Any, declaration: Declaration, option: str = "--policy") -> tuple[Workload, ...]:
-    """Return a declaration's workloads with another value of `policy`; raise DeclarationError, naming the option, for a mistake."""
-    scope = scope_of(root, {"target": {name: {"arch": arch} for name, arch in declaration.targets}})
-    findings = list(wrong_values({"policy": value}, SETTINGS))
-    findings += [*scope.settings_findings({"policy": value}), *scope.kind_findings({"policy": value})]
-    if findings:
-        raise DeclarationError(dict.fromkeys(replace(finding.problem, file=option) for finding in findings))
-    return tuple(replace(workload, policy=policy_of(value)) for workload in declaration.workloads)
-
-
 def parse(content: bytes) -> Document:
     """Return the TOML document; raise DeclarationError where it is not TOML, empty, or of an unknown edition."""
     text = decode(content)
     try:
         document = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
-        raise _failure(f"not TOML: {error.msg} (column {error.colno})", error.lineno) from None
+        hint = next((hint for begin, hint in _TOML_HINTS if error.msg.startswith(begin)), "")
+        raise _failure(f"not TOML: {error.msg} (column {error.colno})", error.lineno, hint) from None
     except ValueError:
         raise _failure("an integer has more than 4300 digits", _line_of(_LONG_INTEGER, text)) from None
     except RecursionError:
@@ -150,12 +129,22 @@ def parse(content: bytes) -> Document:
         supported = f"supported {'edition' if len(EDITIONS) == 1 else 'editions'}: {', '.join(map(str, EDITIONS))}"
         if edition is None:
             raise _failure(f"edition is missing; {supported}", hint=f"write edition = {EDITIONS[-1]} as the first line")
-        raise _failure(
-            f"edition {show(edition)} is not supported; {supported}", line_numbers.line_of(line_numbers.key_lines(text), ("edition",))
-        )
+        line = line_numbers.line_of(line_numbers.key_lines(text), ("edition",))
+        raise _failure(f"edition {show(edition)} is not supported; {supported}", line, f"write edition = {EDITIONS[-1]}")
     return document
 
 
+_TOML_HINTS = (
+    ("Cannot declare ('workload',) twice", "write [[workload]], in two brackets, above each"),
+    ("Cannot declare", "a table stands once: put its keys together"),
+    ("Cannot overwrite", "a key stands once in a table: remove one of them"),
+    ("Illegal character", "end the string with a quote"),
+    ("Unterminated string", "end the string with a quote"),
+    ("Invalid value", "strings stand in quotes, truth values are true and false"),
+    ("Expected '='", "write KEY = VALUE"),
+    ("Unclosed array", "end the list with ]"),
+)
+"""What to do about mistakes of TOML, by how its reader words them."""
 _LONG_INTEGER = re.compile(r"[0-9_]{4300,}")
 _DEEP_NEST = re.compile(r"(?:[\[{][^\[\]{}]*){100}|(?:[\w-]+\.){100}")
 

@@ -75,9 +75,20 @@ def size_findings(axes: Sequence[Axis]) -> Iterator[Finding]:
     for axis in axes:
         if not axis.items:
             yield Finding.of((axis.key,), f"{axis.key} is []; expected a value, or a list of values to expand")
+        if len(lengths := _lengths(axis)) > 1:
+            several = " and ".join(map(str, lengths))
+            sentence = f"{axis.key} lists values of {several} extents; expected values of one length"
+            yield Finding.of((axis.key,), sentence, "declare each length in a table of its own")
     if count(axes) > MOST_ENTRIES:
         sizes = " x ".join(f"{len(axis.items)} {axis.key}" for axis in axes)
         yield Finding.of((), f"{sizes} expand to {count(axes)} entries; expected at most {MOST_ENTRIES}")
+
+
+def _lengths(axis: Axis) -> list[int]:
+    """Return how many extents the values of an axis have, where all are lists of integers: shapes of one operator have one rank."""
+    values = [value for item in axis.items for value in item.values()] if axis.key != "cases" else []
+    are_extents = all(isinstance(value, list) and all(type(extent) is int for extent in value) for value in values)
+    return list(dict.fromkeys(map(len, values))) if are_extents else []
 
 
 def label_findings(name: str, axes: Sequence[Axis]) -> Iterator[Finding]:

@@ -18,7 +18,8 @@ from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.limits import BUDGET, SHARED_SECONDS, Budget
 from kerneldecl.model import Policy, Value, uses
-from kerneldecl.plugins.find import displayed, plugin_file
+from kerneldecl.plugins.check import policy_problem
+from kerneldecl.plugins.find import displayed, plugin_file, plugin_names
 from kerneldecl.plugins.load import blamed, load_module
 from kerneldecl.plugins.policy_order import is_tuner, why_not_for
 
@@ -85,7 +86,8 @@ def kind_findings(policy: Policy, root: Path, known: Iterable[str], kinds: Mappi
     for name in (use.name for use in uses(policy) if use.name in names):
         for target, kind in kinds.items():
             if reason := why_not_for(root, name, kind):
-                yield Finding.of(("policy",), f"policy {name} {reason}, and target {target} is a {'CPU' if kind == 'cpu' else 'GPU'}")
+                sentence = f"policy {name} {reason}, and target {target} is a {'CPU' if kind == 'cpu' else 'GPU'}"
+                yield Finding.of(("policy",), sentence, 'write "auto", or one that `kerneldecl policies` lists for it')
 
 
 def policy_findings(value: object, root: Path, known: Iterable[str]) -> Iterator[Finding]:
@@ -98,6 +100,9 @@ def policy_findings(value: object, root: Path, known: Iterable[str]) -> Iterator
         name = name_of(item)
         if name not in names:
             yield Finding.of(("policy",), *unknown("policy", name, names))
+            continue
+        if problem := policy_problem(root, name, plugin_names("templates", root)):
+            yield Finding(("policy",), problem)
             continue
         if name in seen:
             yield Finding.of(("policy",), f"policy {name} stands twice in the list; expected each once")
@@ -140,6 +145,7 @@ def options_of(root: Path, name: str) -> tuple[Any, Mapping[str, Attribute]]:
     file = plugin_file("policies", root, name)
     options = getattr(load_module("policies", root, name), "Options", None)
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
-        raise DeclarationError([Problem(displayed(file, root), f"policy {name} has no dataclass Options, which says what a tuner takes")])
+        sentence, hint = f"policy {name} has no dataclass Options, which says what a tuner takes", "write one, or leave out IS_TUNER"
+        raise DeclarationError([Problem(displayed(file, root), sentence, hint)])
     with blamed(file, root, f"Options of policy {name} cannot be read"):
         return options, attributes_of(options, get_type_hints(options, include_extras=True))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Len, Lt
 
 from kerneldecl.declare.plain_types import Check, plainly_is
-from kerneldecl.diagnostics.messages import show, unknown
+from kerneldecl.diagnostics.messages import rewritten, show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Value, frozen
 from kerneldecl.plugins.check import attribute_fields
@@ -198,7 +198,12 @@ def _mistake(name: str, hint: Any, value: Value, place: tuple[Any, ...]) -> tupl
     choices = literals(hint)
     if choices and isinstance(value, str):
         return unknown(name, value, map(str, choices))
-    return f"{where} is {show(value)}; expected {expected(hint)}", ""
+    args = get_args(_unwrapped(hint)[0])
+    if isinstance(value, tuple) and len(args) == 2 and args[1] is Ellipsis and (of_items := literals(args[0])):
+        wrong = next(((at, item) for at, item in enumerate(value) if isinstance(item, str) and item not in of_items), None)
+        if wrong:
+            return unknown(f"{where}[{wrong[0]}]", wrong[1], map(str, of_items))
+    return f"{where} is {show(value)}; expected {expected(hint)}", rewritten(value, expected(hint))
 
 
 def _item(hint: Any, position: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kerneldecl.declare.policy_values import DISPATCHES, budget_of, policy_of
 from kerneldecl.diagnostics.line_numbers import Path
-from kerneldecl.diagnostics.messages import show, unknown
+from kerneldecl.diagnostics.messages import rewritten, show, unknown
 from kerneldecl.errors import Problem
 from kerneldecl.limits import MOST_TOLERANCE, Budget
 from kerneldecl.model import Policy
@@ -230,7 +230,7 @@ def unknown_keys(table: Iterable[str], known: Iterable[str]) -> Iterator[Finding
 def wrong_values(table: Mapping[str, object], keys: Mapping[str, Key]) -> Iterator[Finding]:
     for key, value in table.items():
         if key in keys and not keys[key].is_right(value):
-            yield Finding.of((key,), f"{key} is {show(value)}; expected {keys[key].expected}")
+            yield Finding.of((key,), f"{key} is {show(value)}; expected {keys[key].expected}", rewritten(value, keys[key].expected))
 
 
 def missing_keys(table: Mapping[str, object], required: Mapping[str, Key]) -> Iterator[Finding]:

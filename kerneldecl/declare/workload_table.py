@@ -170,8 +170,7 @@ def _wrong(findings: list[Finding], table: Attrs) -> Expansion:
 
 
 _NO_SUCH_RULE = (
-    "`kerneldecl rules` says what they compute; for another operator write rules/{name}.py (`kerneldecl new rule {name}`), "
-    "use rule tensor_ir, or `kerneldecl extract` a model"
+    "for another operator write rules/{name}.py (`kerneldecl new rule {name}`), use rule tensor_ir, or `kerneldecl extract` a model"
 )
 
 

@@ -35,3 +35,8 @@ def three_figures(value: float) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: `1 entry`, `2 entries`."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def share_of_peak(share: float | None) -> str:
+    """Return a share of what the device's peaks allow; what takes less time than DRAM would has its operands in a cache."""
+    return "" if share is None else f"{share:.0%}" if share <= 1 else ">100%"

@@ -126,12 +126,13 @@ def _device_mistakes(name: str, figures: object) -> Iterator[Mistake]:
         yield (name,), f"{name} is {show(figures)}; expected a table", ""
         return
     yield from (((name, key), *unknown("key", key, fields)) for key in figures if key not in fields)
-    for key, field in fields.items():
+    missing = [key for key, field in fields.items() if key not in figures and field.default is dataclasses.MISSING]
+    if missing:
+        noun = f"key {missing[0]} of [{name}] is" if len(missing) == 1 else f"keys {', '.join(missing)} of [{name}] are"
+        yield (name,), f"{noun} missing", "`kerneldecl archs` names files to start from"
+    for key, field in ((key, field) for key, field in fields.items() if key in figures):
         is_right, expected = _VALUES[str(field.type)]
-        if key not in figures:
-            if field.default is dataclasses.MISSING:
-                yield (name,), f"key {key} of [{name}] is missing", ""
-        elif key in _CAN_BE_ZERO:
+        if key in _CAN_BE_ZERO:
             if not (is_right(figures[key]) or (type(figures[key]) is int and figures[key] == 0)):
                 yield (name, key), f"{key} is {show(figures[key])}; expected {expected.replace('above', 'of at least')}", ""
         elif not is_right(figures[key]):

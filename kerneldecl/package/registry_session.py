@@ -209,7 +209,9 @@ class Client:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             if isinstance(error, FileNotFoundError | PermissionError):
                 raise
-            raise RegistryError(f"{self._name} cannot be reached, or broke off ({type(error).__name__})") from None
+            raise RegistryError(
+                f"{self._name} cannot be reached, or broke off ({type(error).__name__}); is that its name, and is it up?"
+            ) from None
         except ValueError as error:
             raise RegistryError(f"{self._name} answers what no registry does ({printable(str(error))[:100]})") from None
 

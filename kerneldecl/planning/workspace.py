@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kerneldecl.declare.document import Declaration, declare, declare_policy
+from kerneldecl.declare.document import Declaration, declare
+from kerneldecl.declare.overrides import OPTION, overridden
 from kerneldecl.errors import DeclarationError, StaleError
 from kerneldecl.model import uses
 from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
+from kerneldecl.planning.meanings import FILE as MEANINGS
+from kerneldecl.planning.meanings import read_meanings
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.planning.sources import Named
-from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
-from kerneldecl.plugins.find import shown_in
+from kerneldecl.plugins.digest import Reading, files_digest, plugin_files, specialize_digest, specialize_files
+from kerneldecl.plugins.find import PACKAGE, shown_in
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.plugins.policy_order import is_tuner, policies_behind, ranking_policies, reads_records
 from kerneldecl.rule import WorkspaceFile
@@ -51,6 +54,8 @@ class Workspace:
     """What inputs and references of each rule's workloads come from: the rule's files, and those that attributes name."""
     behind: Mapping[str, Named]
     """The files that each digest of a plug-in stands for, those of templates once anybody has asked for their digest."""
+    reading: Reading
+    """What was read of plug-ins' files."""
     surroundings: str = ""
     """Digest of kerneldecl itself and of the machine as they were when the snapshot was taken; empty without one."""
     overlay: Store | None = None
@@ -58,7 +63,7 @@ class Workspace:
     shared: SharedStore | None = None
     """The store with the cache that several machines share behind it, while a build uses that."""
     is_overridden: bool = False
-    """Whether entries are tuned by another policy than the declared one, which the next build knows nothing of."""
+    """Whether entries have other settings than the declared ones: a try, of which nothing is linked, locked or remembered."""
     is_current: Callable[[], bool] = lambda: True
     """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
 
@@ -84,33 +89,41 @@ class Workspace:
 
 def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
     """Read a workspace, or a snapshot of its sources; raise DeclarationError with every mistake in it."""
+    reading = read_meanings(root / "cache" / MEANINGS)
     if sources is None or sources == root:
-        return workspace_of(root, declare(root))
+        return workspace_of(root, declare(root), reading=reading)
     try:
-        return replace(workspace_of(sources, declare(sources)), root=root)
+        return replace(workspace_of(sources, declare(sources), reading=reading), root=root)
     except DeclarationError:
         open_workspace(root)  # which words the mistake with what lies beside
         raise
 
 
-def with_policy(workspace: Workspace, value: Any, option: str = "--policy") -> Workspace:
-    """Return a workspace whose entries all have another policy, a value as workloads.toml has it; raise DeclarationError for a mistake."""
+def with_overrides(workspace: Workspace, values: Mapping[str, Any], option: str = OPTION) -> Workspace:
+    """Return a workspace whose entries all have other settings, values as workloads.toml has them; raise DeclarationError for a mistake."""
     declaration = workspace.declaration
-    workloads = declare_policy(workspace.sources, value, declaration, option)
-    fresh = workspace_of(workspace.sources, replace(declaration, workloads=workloads))
+    workloads = overridden(workspace.sources, values, declaration, option)
+    fresh = workspace_of(workspace.sources, replace(declaration, workloads=workloads), reading=workspace.reading)
     return replace(fresh, root=workspace.root, is_overridden=True)
 
 
-def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:
+def workspace_of(
+    root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None, reading: Reading | None = None
+) -> Workspace:
     """Return the workspace of a declaration, with the digests of what its workloads use.
 
-    `known` gives digests of policies and templates, by `plugins_key`, that need not be looked for.
+    `known` gives digests of policies and templates, by `plugins_key`, that need not be looked for; `reading` is what was read before.
     """
     behind: dict[str, Named] = {}
 
     def noted(joint: str, files: Iterable[Path]) -> str:
         behind[joint] = tuple((shown_in(root, file), file) for file in files)
         return joint
+
+    seen = reading or Reading()
+
+    def digest_of(files: tuple[Path, ...]) -> str:
+        return noted(files_digest(root, files, seen=seen), files)
 
     names = sorted({workload.rule for workload in declaration.workloads})
     file_attrs = {name: _file_attrs(root, name) for name in names}
@@ -123,27 +136,24 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     # A tuner's list depends on the policies whose space it searches.
     searched = {chosen: ranking_policies(root, *chosen) if chosen[0] in tuners else () for chosen in policies}
     keyed = {chosen: (*behind, *searched[chosen]) for chosen, behind in policies.items()}
-    of_rules: Imports = {}
-    rules = {name: plugin_files("rules", root, name, of_rules) for name in names}
+    rules = {name: plugin_files("rules", root, name, seen) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
-    plugins = {chosen: _policy_files(root, several) for chosen, several in keyed.items() if digests[chosen] is None}
+    plugins = {chosen: _policy_files(root, several, seen) for chosen, several in keyed.items() if digests[chosen] is None}
     found = {
-        chosen: {name: noted(files_digest(root, files), files) for name, files in several.items()} for chosen, several in plugins.items()
+        chosen: {name: noted(files_digest(root, files, seen=seen), files) for name, files in several.items()}
+        for chosen, several in plugins.items()
     }
-
-    of_templates: Imports = {}
 
     @functools.cache
     def template(name: str) -> str:
-        files = plugin_files("templates", root, name, of_templates)
-        return noted(files_digest(root, files), files)
+        return digest_of(plugin_files("templates", root, name, seen))
 
     custom_kernels = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
-        rules={name: noted(files_digest(root, files, ONLY_CHECKED), files) for name, files in rules.items()},
-        references={name: noted(files_digest(root, files, NOT_CHECKED), files) for name, files in rules.items()},
+        rules={name: noted(files_digest(root, files, ONLY_CHECKED, seen), files) for name, files in rules.items()},
+        references={name: noted(files_digest(root, files, NOT_CHECKED, seen), files) for name, files in rules.items()},
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
@@ -153,14 +163,18 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
         readers=readers,
         specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
     )
-    # Of policies and templates, the workspace's own: the package answers for its files itself.
-    templates = (plugin_files("templates", root, file.stem) for file in (root / "templates").glob("[!_]*.py"))
-    of_policies = (files for several in plugins.values() for files in several.values())
-    own = {file for files in (*of_policies, *templates) for file in files if file.is_relative_to(root)}
-    files_of_entries = (*rules.values(), *custom_kernels.values())
-    extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
+    of_policies = [files for several in plugins.values() for files in several.values()]
+    extra = {root / path for _, path in paths} | _followed(root, [*rules.values(), *custom_kernels.values()], of_policies)
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
-    return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files, behind)
+    return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files, behind, seen)
+
+
+def _followed(root: Path, of_entries: Iterable[Iterable[Path]], of_policies: Iterable[Iterable[Path]]) -> set[Path]:
+    """Return the files of plug-ins that a build looks at to say whether anything was changed: the package answers for its own itself."""
+    # A checkout is a workspace that holds kerneldecl itself, of which no snapshot has a copy.
+    templates = (plugin_files("templates", root, file.stem) for file in (root / "templates").glob("[!_]*.py"))
+    own = {file for files in (*of_policies, *templates) for file in files if file.is_relative_to(root)}
+    return {file for file in (*own, *(file for files in of_entries for file in files)) if not file.is_relative_to(PACKAGE)}
 
 
 def plugins_key(policy: str, kind: str) -> str:
@@ -173,7 +187,6 @@ def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
     return tuple(sorted(name for name, hint in hints.items() if hint is WorkspaceFile))
 
 
-def _policy_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
+def _policy_files(root: Path, policies: Iterable[str], seen: Reading) -> dict[str, tuple[Path, ...]]:
     """Return the files of each policy by its name."""
-    seen: Imports = {}
     return {name: plugin_files("policies", root, name, seen) for name in policies}

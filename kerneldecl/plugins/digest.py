@@ -7,30 +7,95 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin_folders
 from kerneldecl.plugins.meaning import meaning, meaning_without
 from kerneldecl.store.keys import digest
 
-Imports = dict[Path, frozenset[Path]]
-"""The files that each file imports."""
+Folders = tuple[Path, ...]
+
+
+class Told(NamedTuple):
+    """What a Python file means."""
+
+    digest: str
+    imports: tuple[tuple[str, int], ...]
+    without: dict[str, str]
+    """Its digest without the methods of some names, by these names; with all of it under the empty text."""
+
+
+@dataclass
+class Reading:
+    """What has been read of plug-ins' files, kept from one plug-in to the next while nothing changes: each file is read once."""
+
+    imports: dict[tuple[Path, Folders], frozenset[Path]] = field(default_factory=dict)
+    """The files that a file imports, as seen from a kind's folders."""
+    modules: dict[tuple[str, Folders], tuple[Path, ...]] = field(default_factory=dict)
+    """The files of a module that is looked for in folders."""
+    keys: dict[Path, str] = field(default_factory=dict)
+    """The digest of each file's bytes."""
+    known: dict[str, Told] = field(default_factory=dict)
+    """What Python files mean, by the digest of their bytes: also what an earlier process has found."""
+    used: set[str] = field(default_factory=set)
+    """The digests of the bytes of what was read."""
+    has_learned: bool = False
+    """Whether anything in `known` is new."""
+    paths: dict[tuple[Path, Path], str] = field(default_factory=dict)
+    """The name in digests of a file, by it and the workspace."""
+
+    def told(self, file: Path, without: frozenset[str] = frozenset()) -> Told:
+        """Return what a Python file means, with its digest without methods of these names."""
+        wanted = " ".join(sorted(without))
+        found = self.known.get(self.keys[file]) if file in self.keys else None
+        if found is None or wanted not in found.without:
+            content = file.read_bytes()
+            key = self.keys[file] = digest(content)
+            self.used.add(key)
+            if key not in self.known or wanted not in self.known[key].without:
+                self._learn(key, content, without)
+            found = self.known[key]
+        return found
+
+    def _learn(self, key: str, content: bytes, without: frozenset[str]) -> None:
+        whole = meaning(content)
+        earlier = self.known[key].without if key in self.known else {}
+        own = meaning_without(content, without) if without else whole.digest
+        self.known[key] = Told(whole.digest, whole.imports, {**earlier, " ".join(sorted(without)): own})
+        self.has_learned = True
+
+    def digest(self, file: Path, without: frozenset[str]) -> str:
+        """Return the digest of a file: of what it means where it is Python, without methods of these names, else of its bytes."""
+        if file.suffix == ".py":
+            return self.told(file, without).without[" ".join(sorted(without))]
+        if file not in self.keys:
+            self.keys[file] = digest(file.read_bytes())
+        return self.keys[file]
+
+    def path(self, file: Path, root: Path) -> str:
+        if (file, root) not in self.paths:
+            self.paths[file, root] = path_in_digests(file, root)
+        return self.paths[file, root]
+
+
 _CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "plugins", "serial", "store", "toolchain")
 """Rooms of the package that are not followed: values, messages and doors to the machine, which choose nothing."""
 
 
-def plugin_files(kind: Kind, root: Path, name: str, seen: Imports | None = None) -> tuple[Path, ...]:
+def plugin_files(kind: Kind, root: Path, name: str, seen: Reading | None = None) -> tuple[Path, ...]:
     """Return a plug-in's file and all that it imports, transitively: its own first, the rest sorted.
 
-    `seen` keeps what files import from one plug-in of a kind to the next, while nothing changes.
-    Followed are imports from the kind's folders, from the workspace, and of kerneldecl itself where they can change an outcome.
+    `seen` is what was read before. Followed are imports from the kind's folders, from the workspace, and of kerneldecl itself where they
+    can change an outcome.
     """
-    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root, {} if seen is None else seen)
+    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root, seen or Reading())
 
 
 def specialize_files(root: Path, path: str) -> tuple[Path, ...]:
     """Return the file that an entry's `specialize` names and all that it imports from its folder and the workspace, as `plugin_files`."""
-    return _with_imports(root / path, ((root / path).parent,), root, {})
+    return _with_imports(root / path, ((root / path).parent,), root, Reading())
 
 
 def path_in_digests(file: Path, root: Path) -> str:
@@ -44,12 +109,13 @@ def path_in_digests(file: Path, root: Path) -> str:
     return str(file.relative_to(root))
 
 
-def files_digest(root: Path, files: Iterable[Path], without: frozenset[str] = frozenset()) -> str:
+def files_digest(root: Path, files: Iterable[Path], without: frozenset[str] = frozenset(), seen: Reading | None = None) -> str:
     """Return one digest of what several files mean, each under its `path_in_digests`; where the root lies plays no part.
 
     Methods of the names in `without` are left out.
     """
-    return _joint_digest(((path_in_digests(file, root), file) for file in files), without)
+    reading = seen or Reading()
+    return _joint_digest(((reading.path(file, root), file) for file in files), without, reading)
 
 
 def specialize_digest(root: Path, files: Sequence[Path]) -> str:
@@ -59,58 +125,55 @@ def specialize_digest(root: Path, files: Sequence[Path]) -> str:
     paths = [
         str(file.relative_to(folder)) if is_below else path_in_digests(file, root) for file, is_below in zip(files, below, strict=True)
     ]
-    return _joint_digest(zip(paths, files, strict=True))
+    return _joint_digest(zip(paths, files, strict=True), frozenset(), Reading())
 
 
-def _file_digest(file: Path, without: frozenset[str]) -> str:
-    """Return the digest of a file: of what it means where it is Python, else of its bytes."""
-    content = file.read_bytes()
-    if file.suffix != ".py":
-        return digest(content)
-    return meaning_without(content, without) if without else meaning(content).digest
-
-
-def _joint_digest(files: Iterable[tuple[str, Path]], without: frozenset[str] = frozenset()) -> str:
-    contents = sorted((path, _file_digest(file, without)) for path, file in files)
+def _joint_digest(files: Iterable[tuple[str, Path]], without: frozenset[str], reading: Reading) -> str:
+    contents = sorted((path, reading.digest(file, without)) for path, file in files)
     return digest("".join(f"{path} {content}\n" for path, content in contents).encode())
 
 
-def _with_imports(first: Path, folders: tuple[Path, ...], root: Path, seen: Imports) -> tuple[Path, ...]:
+def _with_imports(first: Path, folders: Folders, root: Path, seen: Reading) -> tuple[Path, ...]:
     found, waiting = {first}, [first] if first.suffix == ".py" else []
     while waiting:
         file = waiting.pop()
-        if file not in seen:
-            seen[file] = frozenset(_imported_files(file, folders, root))
-        imported = seen[file] - found
+        if (file, folders) not in seen.imports:
+            seen.imports[file, folders] = frozenset(_imported_files(file, folders, root, seen))
+        imported = seen.imports[file, folders] - found
         found |= imported
         waiting += sorted(imported)
     return (first, *sorted(found - {first}))
 
 
-def _imported_files(file: Path, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
+def _imported_files(file: Path, folders: Folders, root: Path, seen: Reading) -> Iterator[Path]:
     """Yield the files that a file's import statements resolve to."""
-    for module, level in meaning(file.read_bytes()).imports:
-        yield from _resolved(_absolute(module, level, file, folders), folders) if level else _module_files(module, folders, root)
+    for module, level in seen.told(file).imports:
+        if level:
+            yield from _resolved(_absolute(module, level, file, folders), folders, seen)
+        else:
+            yield from _module_files(module, folders, root, seen)
 
 
-def _absolute(module: str, level: int, file: Path, folders: tuple[Path, ...]) -> str:
+def _absolute(module: str, level: int, file: Path, folders: Folders) -> str:
     """Return a relative import's module as seen from the folder that the importing file lies below."""
     base = next((file.relative_to(folder).parent.parts for folder in folders if file.is_relative_to(folder)), ())
     return ".".join((*base[: len(base) - level + 1], module))
 
 
-def _module_files(module: str, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
-    """Yield the files of an absolute import: in the workspace, or of kerneldecl those that can change an outcome."""
+def _module_files(module: str, folders: Folders, root: Path, seen: Reading) -> Iterable[Path]:
+    """Return the files of an absolute import: in the workspace, or of kerneldecl those that can change an outcome."""
     package, _, rest = module.partition(".")
     if package == PACKAGE.name:
-        return _resolved(rest, (PACKAGE,)) if rest and rest.partition(".")[0] not in _CHANGES_NOTHING else iter(())
-    return _resolved(module, (*folders, root))
+        return _resolved(rest, (PACKAGE,), seen) if rest and rest.partition(".")[0] not in _CHANGES_NOTHING else ()
+    return _resolved(module, (*folders, root), seen)
 
 
-def _resolved(module: str, folders: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the file of a module, and of each package above it, from the first folder that has it."""
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        path = "/".join(parts[:end])
+def _resolved(module: str, folders: Folders, seen: Reading) -> tuple[Path, ...]:
+    """Return the file of a module, and of each package above it, from the first folder that has it."""
+    if (module, folders) not in seen.modules:
+        above, dot, _ = module.rpartition(".")
+        path = module.replace(".", "/")
         files = (folder / file for folder in folders for file in (f"{path}/__init__.py", f"{path}.py"))
-        yield from itertools.islice(filter(Path.is_file, files), 1)
+        own = tuple(itertools.islice(filter(Path.is_file, files), 1))
+        seen.modules[module, folders] = (*(_resolved(above, folders, seen) if dot else ()), *own)
+    return seen.modules[module, folders]

@@ -5,6 +5,7 @@ Knows nothing of what the files hold.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -26,11 +27,17 @@ SINGULAR: Mapping[Kind, str] = {"rules": "rule", "policies": "policy", "template
 
 def plugin_folders(kind: Kind, root: Path) -> tuple[Path, ...]:
     """Return where plug-ins of a kind are looked for, in order: the workspace's folder, which need not exist, and the standard one."""
-    standard = PACKAGE / kind
+    own, (standard, resolved) = root / kind, _standard_folder(PACKAGE, kind)
+    return (own,) if own.resolve() == resolved else (own, standard)
+
+
+@functools.cache
+def _standard_folder(package: Path, kind: Kind) -> tuple[Path, Path]:
+    """Return the folder of the standard plug-ins of a kind, as it is called and as it is."""
+    standard = package / kind
     if kind == "rules" and not standard.is_dir():
-        standard = PACKAGE.parent / kind  # a checkout: only the wheel has them inside the package
-    own = root / kind
-    return (own,) if own.resolve() == standard.resolve() else (own, standard)
+        standard = package.parent / kind  # a checkout: only the wheel has them inside the package
+    return standard, standard.resolve()
 
 
 def plugin_names(kind: Kind, root: Path) -> tuple[str, ...]:

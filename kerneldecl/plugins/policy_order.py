@@ -16,13 +16,29 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Policy, uses
 from kerneldecl.plugins.find import STANDARD, plugin_file, plugin_names
 
-_AUTO = re.compile(r"^AUTO = (\{[^}#]*\}) *(?:#.*)?$", re.MULTILINE)
 _HAS_NO_TRACES = re.compile(r"^HAS_TRACES = False *(?:#.*)?$", re.MULTILINE)
-_KINDS = re.compile(r"^KINDS = (\([^)#]*\)) *(?:#.*)?$", re.MULTILINE)
+
+
+class _Line(NamedTuple):
+    """A line of a policy's file that is read as text."""
+
+    name: str
+    pattern: re.Pattern[str]
+    example: str
+
+
+_AUTO = _Line(
+    "AUTO", re.compile(r"^AUTO = (\{[^}#]*\}) *(?:#.*)?$", re.MULTILINE), 'AUTO = {"cpu": 40}, with cpu, cuda or both, on one line'
+)
+_KINDS = _Line(
+    "KINDS", re.compile(r"^KINDS = (\([^)#]*\)) *(?:#.*)?$", re.MULTILINE), 'KINDS = ("cpu",), with cpu, cuda or both, on one line'
+)
 _IS_TUNER = re.compile(r"^IS_TUNER = True *(?:#.*)?$", re.MULTILINE)
 _READS_RECORDS = re.compile(r"^READS_RECORDS = True *(?:#.*)?$", re.MULTILINE)
 _STANDS_FOR = re.compile(r'^STANDS_FOR = "(all|traced)"$', re.MULTILINE)
@@ -59,16 +75,37 @@ def why_not_for(root: Path, name: str, kind: str) -> str:
 
 
 def kinds_of(root: Path, name: str) -> tuple[str, ...]:
-    """Return the kinds of arch that a policy is for; () where it does not say."""
+    """Return the kinds of arch that a policy is for; () where it does not say. Raise DeclarationError where its line cannot be read."""
     text = _text(root, name)
-    said = _KINDS.search(text) or _AUTO.search(text)
-    return tuple(ast.literal_eval(said[1])) if said else ()
+    said = _said(_KINDS, name, text)
+    return tuple(place_in_auto(root, name)) if said is None else tuple(said)
 
 
 def place_in_auto(root: Path, name: str) -> dict[str, int]:
-    """Return a policy's place in the order in which `auto` asks, by kind of arch; empty where `auto` does not ask it."""
-    order = _AUTO.search(_text(root, name))
-    return dict(ast.literal_eval(order[1])) if order else {}
+    """Return a policy's place in the order in which `auto` asks, by kind of arch; empty where `auto` does not ask it.
+
+    Raise DeclarationError where the line that says so cannot be read.
+    """
+    said = _said(_AUTO, name, _text(root, name))
+    return {} if said is None else dict(said)
+
+
+def _said(line: _Line, name: str, text: str) -> Any:
+    """Return what a line of a policy's file says, None where there is none."""
+    start = re.search(rf"^{line.name}\b *=", text, re.MULTILINE)
+    if start is None:
+        return None
+    found = line.pattern.search(text)
+    try:
+        value = ast.literal_eval(found[1]) if found else None
+    except (ValueError, SyntaxError):
+        value = None
+    if value is None or not set(value) <= set(_NOUNS) or not all(type(place) is int for place in getattr(value, "values", tuple)()):
+        at = text.count("\n", 0, start.start()) + 1
+        raise DeclarationError(
+            [Problem(f"policies/{name}.py", f"{line.name} of policy {name} cannot be read", f"write {line.example}", line=at)]
+        )
+    return value
 
 
 _NOUNS = {"cpu": "CPUs", "cuda": "GPUs"}

@@ -5,6 +5,8 @@ Knows nothing of how the winner was found.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.planning.plan import EntryPlan
@@ -65,9 +67,16 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
             device = device._replace(fields={**device.fields, "before": history(again)})
         _make_way(session, entry)
         write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
-    figure = duration(winner.run_secs) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
+    figure = _figure(winner, outcome.trials) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True
+
+
+def _figure(winner: Trial, trials: Sequence[Trial]) -> str:
+    """Return the winner's time, and the least where another's is less by as little as noise."""
+    fastest_secs = min(trial.run_secs for trial in trials if trial.samples)
+    tie = f", within noise of {duration(fastest_secs)}" if duration(fastest_secs) != duration(winner.run_secs) else ""
+    return f"{duration(winner.run_secs)}{tie}"
 
 
 def _make_way(session: Session, entry: EntryPlan) -> None:

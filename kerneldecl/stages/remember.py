@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kerneldecl.planning import last_build, sources
+from kerneldecl.planning import last_build, meanings, sources
 from kerneldecl.planning.plan import EntryPlan, link_parts
 from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.session import Session
@@ -28,6 +28,7 @@ def remember(session: Session) -> None:
     kept = {entry: k for entry, k in keys.items() if k}
     last_build.write_state(path, replace(last, keys=kept, why=_reasons(session, last), failed=_failed(session, last)))
     _remember_sources(session, last)
+    meanings.write_meanings(session.workspace.cache / meanings.FILE, session.workspace.reading)
 
 
 def _keys(session: Session, entry: EntryPlan) -> dict[str, str]:

@@ -35,6 +35,10 @@ FINALIST_SAMPLES, LEAST_SAMPLES = 5, 3
 """Samples of a finalist under each protocol that has not chosen it; of one that takes longer than a round of a race."""
 
 
+OF_THE_RULE = "inputs or reference: "
+"""What the failure of a candidate begins with that its rule is to blame for, and not the candidate."""
+
+
 class Preparation:
     """The making of inputs and reference, which takes its time, while candidates are still being built.
 
@@ -119,7 +123,7 @@ def timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: 
         return elsewhere.measured("timed", task, built)
     answer = preparation.answer()
     if "failure" in answer:
-        return [replace(trial, failure=f"inputs or reference: {answer['failure']}") for trial in built]
+        return [replace(trial, failure=f"{OF_THE_RULE}{answer['failure']}") for trial in built]
     passed, failed = _verified(task, built, runner, on_progress)
     on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
     return [*_raced(task, passed, runner), *failed]
@@ -240,7 +244,7 @@ def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -
         return judged_there
     answer = preparation.answer()
     if "failure" in answer:
-        return excluded(trial, f"inputs or reference: {answer['failure']}")
+        return excluded(trial, f"{OF_THE_RULE}{answer['failure']}")
     verdict, _ = _verdict(task, trial, runner)
     return excluded(verdict, verdict.failure) if verdict.failure else verdict
 

@@ -18,9 +18,9 @@ from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
-from kerneldecl.tuning.measure import Preparation, final, known, measure, recall, verify
+from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
-from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task
+from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task, batches_of
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT_FIELDS = ("code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless")
@@ -29,6 +29,10 @@ BUILT = ("schedule_digest", *BUILT_FIELDS, "failure")
 """Fields of a trial that a build's answer gives."""
 EARLIER = "earlier"
 """Stands for the policy where a candidate of an earlier list wins."""
+_QUICK_FLOPS = 1e9
+"""Operations that a reference computes within some tenths of a second."""
+_SAME_ERROR = 1e-3
+"""Share by which the errors of candidates differ that all compute the same."""
 FINALISTS = 8
 """Candidates of all batches that race once more at the end of a search."""
 BUILT_AT_ONCE = 4
@@ -70,12 +74,17 @@ def tuning(
 ) -> Steps[Outcome]:
     """Tune as `tune` does, batch by batch."""
     pending = prefetched
-    batches = 0
+    batches, broken = 0, ""
 
     def evaluate(proposals: Sequence[Proposal], *, is_second: bool = False) -> list[Trial]:
-        nonlocal pending, batches
+        nonlocal pending, batches, broken
         batches += not is_second
         preparation = Preparation(task, runner, store, next_task)
+        if not broken and checks_first(task, runner) and "failure" in (made := preparation.answer()):
+            broken = f"{OF_THE_RULE}{made['failure']}"
+        unbuilt = [Trial(proposal.candidate, proposal.predicted_secs, failure=broken) for proposal in proposals] if broken else []
+        if unbuilt and not is_by_machine(unbuilt[0]):
+            return unbuilt
         if task.arch.gpu:
             preparation.start()  # its compilers take seconds, and so do the references of its large operators
         answers, pending = pending() if pending else None, None
@@ -236,7 +245,21 @@ def why_no_winner(trials: Sequence[Trial]) -> str:
     if not trials:
         return "no policy proposes a candidate for it"
     reasons = sorted({trial.failure for trial in trials})
-    return f"none of {len(trials)} candidates passed: {'; '.join(reasons[:3])}"
+    if len(reasons) == 1 and reasons[0].startswith(OF_THE_RULE):
+        return reasons[0]
+    doubt = "; all candidates agree with each other and not with the reference: is reference() right?" if _agree(trials) else ""
+    return f"none of {len(trials)} candidates passed: {'; '.join(reasons[:3])}{doubt}"
+
+
+def _agree(trials: Sequence[Trial]) -> bool:
+    """Say whether all candidates that ran are wrong by the same, which is no mistake of a schedule."""
+    errors = [trial.error for trial in trials if trial.error]
+    return len(errors) > 1 and len(errors) == len(trials) and max(errors) - min(errors) <= _SAME_ERROR * max(errors)
+
+
+def checks_first(task: Task, runner: Runner) -> bool:
+    """Say whether inputs and reference are made before anything is compiled: where that is quick, and nobody has measured it yet."""
+    return not task.arch.gpu and not task.known and task.lowered.flops <= _QUICK_FLOPS and batches_of(runner) is None
 
 
 def _rounds(task: Task) -> Iterator[Round]:

@@ -75,7 +75,7 @@ def test_a_board_measures_what_this_machine_compiles(tmp_path: Path) -> None:
         refused = space.run("build", "--rpc", f"127.0.0.1:{tracker}/other", "--require-measured", "relu", code=1)
         assert "knows no board of key other; it knows board" in refused.stdout + refused.stderr
         built = space.run("build", "--jobs", "1", "--rpc", f"127.0.0.1:{tracker}/board", "--require-measured")
-        assert built.stdout.startswith("4 entries: 0 up to date, 4 tuned\n")
+        assert "4 entries: 4 tuned in " in built.stdout
     here.run("build", "--jobs", "1")
     assert {path.name for path in (space.root / "cache/record/tune").iterdir()} == {
         path.name for path in (here.root / "cache/record/tune").iterdir()

@@ -81,7 +81,7 @@ def test_real_workers_leave_the_records_of_a_build_here(tmp_path: Path) -> None:
             told(worker, r"(Registered to)")
         events = tmp_path / "events.jsonl"
         built = far.run("build", "--scheduler", address, "--events", str(events))
-        assert built.stdout.startswith("4 entries: 0 up to date, 4 tuned\n")
+        assert "4 entries: 4 tuned in " in built.stdout
     for kind in ("lower", "propose", "build"):
         assert records(far, kind) == records(here, kind), f"records of {kind} are the same, byte for byte"
     ours, theirs = records(here, "tune"), records(far, "tune")

@@ -48,7 +48,7 @@ def _read(model: str, dims: Sequence[str]) -> tvm.IRModule:
             raise ModelError("not a model by its name", f"expected {KINDS}")
         return _from_python(module, attribute)
     if not path.is_file():
-        raise ModelError("no such file")
+        raise ModelError("no such file", "give its path from the folder that you are in")
     return _READERS[path.suffix](path, dims)
 
 

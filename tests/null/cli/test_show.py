@@ -66,7 +66,7 @@ def test_an_older_record_is_read_and_told_to_lack_columns(space: Space) -> None:
     shown = space.command("show", "large").out
     head = next(line for line in shown.splitlines() if "predicted" in line)
     assert head.split()[:2] == ["steady", "predicted"]
-    assert "the winner was not timed isolated: its record is older; --retune large@box times it" in shown
+    assert "the winner was not timed isolated: `kerneldecl build --retune 'large@box'` does that" in shown
     assert space.command("build", runner=FakeRunner()).code == 0, "nothing is measured again for that"
 
 

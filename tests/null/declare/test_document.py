@@ -74,7 +74,8 @@ class Gemm(Rule):
             raise LookupError(self.eps)
 {METHODS}'''
 
-OWN_PLUGINS = {"rules/gemm.py": GEMM, "policies/auto.py": "", "policies/greedy.py": "", "ir/a.json": "{}"}
+POLICY = "TEMPLATES = ()\n\n\ndef propose(space, arch, top_k):\n    return ()\n"
+OWN_PLUGINS = {"rules/gemm.py": GEMM, "policies/auto.py": POLICY, "policies/greedy.py": POLICY, "ir/a.json": "{}"}
 
 
 def table(name: str, rule: str = "gemm", /, **attrs: str) -> str:
@@ -185,7 +186,8 @@ def test_entries_are_built_for_every_target_where_none_is_named(workspace: Path)
         ({"m": "[16, 512]"}, ["a[m=16]", "a[m=512]"]),
         ({"m": "[16]"}, ["a[m=16]"]),
         ({"m": "[1, 2]", "n": "[3, 4]"}, ["a[m=1,n=3]", "a[m=1,n=4]", "a[m=2,n=3]", "a[m=2,n=4]"]),
-        ({"shape": "[[128, 8192], [7], []]"}, ["a[shape=128x8192]", "a[shape=7]", "a[shape=none]"]),
+        ({"shape": "[[128, 8192], [7, 9]]"}, ["a[shape=128x8192]", "a[shape=7x9]"]),
+        ({"shape": "[[]]"}, ["a[shape=none]"]),
         ({"epilogue": '[["bias", "relu"], []]'}, ["a[epilogue=bias+relu]", "a[epilogue=none]"]),
         ({"epilogue": '["bias", "relu"]'}, ["a"]),
         ({"epilogue": "[]"}, ["a"]),
@@ -219,7 +221,7 @@ EXPANDABLE = {
     "n": st.integers(1, 4096),
     "layout": st.sampled_from(["nn", "nt", "tn"]),
     "fast": st.booleans(),
-    "shape": st.lists(st.integers(1, 99), max_size=3),
+    "shape": st.nothing(),
 }
 TOML_TEXT = {True: "true", False: "false"}
 
@@ -234,7 +236,9 @@ def toml(value: object) -> str:
 def expansions(draw: st.DrawFn) -> tuple[list[str], dict[str, list[object]]]:
     """Draw an order of keys and a list of distinct values for each."""
     order = draw(st.permutations(sorted(EXPANDABLE)))
-    values = {key: draw(st.lists(EXPANDABLE[key], min_size=1, max_size=3, unique_by=repr)) for key in order}
+    rank = draw(st.integers(0, 3))  # shapes of one entry have one
+    drawn = {**EXPANDABLE, "shape": st.lists(st.integers(1, 99), min_size=rank, max_size=rank)}
+    values = {key: draw(st.lists(drawn[key], min_size=1, max_size=3, unique_by=repr)) for key in order}
     return order, values
 
 

@@ -206,7 +206,7 @@ def test_code_depends_on_the_target_and_what_launches_need_and_not_on_speed() ->
 
 MISTAKES = {
     "nearest name": ("sm_count = 132", "sm_counts = 132", 'unknown key "sm_counts"', 'did you mean "sm_count"?'),
-    "missing": ("sm_count = 132", "", "key sm_count of [gpu] is missing", ""),
+    "missing": ("sm_count = 132", "", "key sm_count of [gpu] is missing", "`kerneldecl archs` names files to start from"),
     "zero": ("sm_count = 132", "sm_count = 0", "sm_count is 0; expected an integer above 0", ""),
     "fraction": ("warp_size = 32  ", "warp_size = 32.5  ", "warp_size is 32.5; expected an integer above 0", ""),
     "negative reserve": (

@@ -255,7 +255,7 @@ def test_without_the_gpu_no_edit_of_a_search_loses_a_measured_winner(measured: S
     assert [entry["measured"] for entry in _entries(measured)] == [coverage] * 3
     assert measured.read("workloads.lock").count(f'measured = "{coverage}"') == (3 if coverage else 0)
     assert ("3 partly measured" in build_text(build_json(built.build))) == bool(coverage)
-    assert measured.command("build").out.startswith("3 entries: 3 up to date")
+    assert "3 entries: 3 up to date" in measured.command("build").out
     assert measured.command("build", "--locked").code == 0
 
 

@@ -181,7 +181,7 @@ def test_an_entry_whose_candidates_are_all_wrong_fails_and_the_others_are_built(
     space.edit("workloads.toml", "shape = [[8, 9], 8]", "shape = [[8, 8], [9, 8]]")
     done = space.run("build", "--keep-going", code=1)
     assert "failed relu[shape=8x8]@host: none of 3 candidates passed: the template does not apply; wrong: relative error" in done.stdout
-    assert "2 entries: 0 up to date, 1 tuned, 1 failed" in done.stdout
+    assert "2 entries: 1 tuned, 1 failed in " in done.stdout
     assert len(space.records("tune")) == 1
     manifest = json.loads((space.artifact() / "manifest.json").read_text())
     assert [entry["name"] for entry in manifest["entries"]] == ["relu[shape=9x8]"]
