@@ -35,3 +35,9 @@ def roofline_of(entry: EntryPlan) -> Roofline:
     device = dataclasses.replace(entry.arch.device, **{name: value for name, value in peaks.items() if name in known})
     peak = device.peak_flops_per_s(entry.lowered.dtype)
     return Roofline(entry.lowered.flops, entry.lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
+
+
+def roofline_share(entry: EntryPlan) -> float | None:
+    """Return which share of its time a tuned entry's kernel would take at the device's peaks; None where it has no time."""
+    assert entry.tuned is not None, "it is tuned"
+    return roofline_of(entry).least_secs / entry.tuned.run_secs if entry.tuned.run_secs else None
