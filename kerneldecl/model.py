@@ -378,7 +378,6 @@ class Trial:
 
 
 def shown_value(value: Value) -> str:
-    """Return a parameter's value as candidates are written; of a trace its digest."""
     if isinstance(value, str) and len(value) > 80:  # a trace
         return hashlib.sha256(value.encode()).hexdigest()[:8]
     return "x".join(map(shown_value, value)) or "none" if isinstance(value, tuple) else str(value).lower()
