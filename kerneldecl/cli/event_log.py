@@ -20,6 +20,19 @@ FILE = "events.jsonl"
 """In the store's folder: the events of the last build that had anything to do."""
 SCHEMA = 1
 Line = Mapping[str, Any]
+_NUMBER, _COUNT, _TEXT, _FLAG = frozenset({int, float}), frozenset({int}), frozenset({str}), frozenset({bool})
+_FIELDS: Mapping[str, Mapping[str, frozenset[type]]] = {
+    "started": {"tune": _COUNT},
+    "begun": {"entry": _TEXT, "computation": _TEXT},
+    "step": {"entry": _TEXT, "doing": _TEXT, "done": _COUNT, "total": _COUNT},
+    "ran": {"request": _TEXT, "process": _TEXT, "began": _NUMBER, "secs": _NUMBER, "computation": _TEXT, "failure": _TEXT},
+    "finished": {"entry": _TEXT, "kind": _TEXT, "text": _TEXT, "has_failed": _FLAG},
+    "ended": {"failure": _TEXT},
+}
+"""What is read of each event."""
+_TIMES = ("at", "began", "secs", "best_secs")
+_LATEST = 1e11
+"""Seconds since the epoch, some thousand years from now: what is later is no time."""
 
 
 class EventLog:
@@ -64,10 +77,47 @@ def logged(report: Report, cache: Path, events: Path | None) -> Iterator[Report]
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a log as far as they are whole: a build may be at work, or was killed."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    return Tail(path).read()
+
+
+class Tail:
+    """Reads a log that grows: each time what has come since, and all of it anew where another build writes there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._first = b""
+        self._read = 0
+        self._lines: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all lines that are whole and sound."""
+        with self._path.open("rb") as file:
+            first = file.readline()  # it has the time at which the build began
+            if first != self._first:
+                self._first, self._read, self._lines = first, 0, []
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        self._read += len(whole) + bool(whole)
+        self._lines += _parsed(whole.decode(errors="replace"))
+        return self._lines
+
+
+def _parsed(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             parsed = json.loads(line)
-            if isinstance(parsed, dict) and "event" in parsed and isinstance(parsed.get("at"), int | float):
-                found.append(parsed)
-    return found
+            if isinstance(parsed, dict) and _is_event(parsed):
+                yield parsed
+
+
+def _is_event(line: Line) -> bool:
+    """Say whether a line has the fields of its event, each of its type: what is read may be of another version, or nobody's."""
+    if not isinstance(line.get("event"), str) or "at" not in line:
+        return False
+    fields = _FIELDS.get(line["event"], {})
+    has_fields = all(type(line.get(name)) in types for name, types in fields.items())
+    return has_fields and all(_is_time(line.get(name, 0)) for name in _TIMES)
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in _NUMBER and 0 <= value < _LATEST  # type: ignore[operator]  # just checked

@@ -18,6 +18,7 @@ from kerneldecl.diagnostics.units import counted, duration
 from kerneldecl.errors import ExitCode, ToolchainError, printable_lines
 
 if TYPE_CHECKING:
+    from kerneldecl.cli.event_log import Tail
     from kerneldecl.report.running import Running
 
 _REFRESH_SECS = 0.5
@@ -32,37 +33,36 @@ def top(settings: Settings, once: bool, events: Path | None, as_json: bool) -> i
     """Show a build that is at work: entries in flight, what is done, how busy each process is."""
     import dataclasses
 
-    from kerneldecl.cli.event_log import FILE
+    from kerneldecl.cli.event_log import FILE, Tail
 
     path = events or settings.root / "cache" / FILE
-    state = _state(path)
+    state = _state(tail := Tail(path), path)
     if once or as_json or not sys.stdout.isatty():
         print_result(as_json, {"schema": 1, **dataclasses.asdict(state), "left_secs": state.left_secs}, lambda _: running_text(state))
     else:
-        _follow(path)
+        _follow(tail, path)
     return ExitCode.DONE
 
 
-def _state(path: Path) -> Running:
-    from kerneldecl.cli.event_log import read_log
+def _state(tail: Tail, path: Path) -> Running:
     from kerneldecl.report.running import running
 
     if not path.is_file():
         raise ToolchainError(f"{path} is not there: no build has run here; `kerneldecl build` writes it")
-    lines = read_log(path)
+    lines = tail.read()
     if not lines:
         raise ToolchainError(f"{path} holds no events; `kerneldecl build` writes it again")
     return running(lines, time.time())
 
 
-def _follow(path: Path) -> None:
+def _follow(tail: Tail, path: Path) -> None:
     """Show the state until the build ends, or the user ends it."""
     from rich.live import Live
     from rich.text import Text
 
     with contextlib.suppress(KeyboardInterrupt), Live(Text(), refresh_per_second=1 / _REFRESH_SECS) as shown:
         while True:
-            state = _state(path)
+            state = _state(tail, path)
             shown.update(Text(printable_lines(running_text(state)), no_wrap=True, overflow="ellipsis"))
             if state.ended is not None:
                 return

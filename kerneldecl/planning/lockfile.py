@@ -5,6 +5,7 @@ Knows nothing of how it was produced.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -101,7 +102,8 @@ def times_of(text: str) -> dict[str, float]:
 
     It reads the lines that `lock_text` writes, and no TOML: a history has dozens of locks.
     """
-    return {name: float(time_us) * 1e-6 for name, time_us in _TIMED.findall(text)}
+    found = ((name, float(time_us) * 1e-6) for name, time_us in _TIMED.findall(text))
+    return {name: secs for name, secs in found if 0 < secs < math.inf}
 
 
 def _keys_with(text: str, marks: Sequence[str]) -> frozenset[str]:

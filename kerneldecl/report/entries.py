@@ -5,6 +5,7 @@ Knows nothing of git, of events, or of how entries are drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,7 +40,7 @@ def entry_of(plan: EntryPlan, failed: Mapping[str, Any]) -> Entry:
 
 def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
     assert plan.lowered is not None, "what is tuned is lowered"
-    trials = tuned.trials
+    trials = [trial if all(map(is_time, trial.samples)) else replace(trial, samples=()) for trial in tuned.trials]
     own = [group for group in plan.groups if group.policy == tuned.policy]
     orders = [[proposal.candidate for proposal in group.proposals] for group in own]
     policy_of = _policy_of(plan.groups, trials, {candidate: tuned.policy for order in orders for candidate in order})
@@ -52,8 +53,8 @@ def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
         timing=timing_in_words(plan.arch.kind, plan.workload.timing),
         tried=_tried(tuned, trials, policy_of),
     )
-    if not tuned.is_measured:
-        return found
+    if not (tuned.is_measured and is_time(tuned.run_secs) and trials[0].samples):
+        return replace(found, is_measured=False)
     secs = {trial.candidate: trial.run_secs for trial in trials if trial.samples}
     ranks = (rank_of_order(tuned.policy, order, secs) for order in orders)
     rank = next(filter(None, ranks), None)
@@ -66,9 +67,14 @@ def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
     )
 
 
+def is_time(secs: float) -> bool:
+    """Say whether seconds can be drawn: records may be anybody's."""
+    return 0.0 < secs < math.inf
+
+
 def measured_now(plan: EntryPlan) -> Measured | None:
     """Return an entry as comparisons take it; None where it has no winner."""
-    if plan.tuned is None:
+    if plan.tuned is None or not is_time(plan.tuned.run_secs) or not all(map(is_time, plan.tuned.trials[0].samples)):
         return None
     tuned, winner = plan.tuned, plan.tuned.trials[0]
     return Measured(

@@ -6,6 +6,7 @@ Knows nothing of how it is drawn.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from kerneldecl.planning.lockfile import times_of
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.planning.workspace import LOCK, Workspace
 from kerneldecl.report.data import Built, Busy, Curve, Entry, Other, Report, Revision, Target
-from kerneldecl.report.entries import entry_of, measured_now
+from kerneldecl.report.entries import entry_of, is_time, measured_now
 from kerneldecl.report.spans import BUILD, ENTRIES, Line, Span, spans
 from kerneldecl.serial import trials_from_json
 
@@ -149,9 +150,10 @@ def _searched(path: Path) -> dict[str, tuple[list[Other], list[tuple[str, Curve]
 
 def _of_policies(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Other], list[tuple[str, Curve]]]:
     ours, *others = rows
-    timed = [Other(str(row["policy"]), float(row["run_secs"]), float(ours["run_secs"])) for row in others if row["run_secs"]]
-    curves = [(str(row["policy"]), tuple((float(at), float(secs)) for at, secs in row["curve"])) for row in rows]
-    return timed if ours["run_secs"] else [], [each for each in curves if each[1]]
+    timed = [Other(str(row["policy"]), float(row["run_secs"]), float(ours["run_secs"])) for row in others]
+    points = [(str(row["policy"]), [(float(at), float(secs)) for at, secs in row["curve"]]) for row in rows]
+    curves = [(policy, tuple((at, secs) for at, secs in curve if 0 <= at < math.inf and is_time(secs))) for policy, curve in points]
+    return [each for each in timed if is_time(each.secs) and is_time(each.our_secs)], [each for each in curves if each[1]]
 
 
 def _built(found: Sequence[Span]) -> Built | None:

@@ -5,6 +5,7 @@ Knows nothing of how policies predict.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ def models(entries: Sequence[Entry]) -> list[Model]:
     others: dict[str, list[tuple[float, float]]] = {}
     for entry in entries:
         for place, each in enumerate(entry.tried):
-            if each.trial.samples and each.trial.predicted_secs > 0 and each.policy:
+            if each.trial.samples and 0 < each.trial.predicted_secs < math.inf and each.policy:
                 side = others if place else winners
                 side.setdefault(each.policy, []).append((each.trial.run_secs, each.trial.predicted_secs))
     shares = {policy: tuple(entry.best_of for entry in entries if entry.policy == policy and entry.best_of) for policy in winners}

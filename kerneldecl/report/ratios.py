@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kerneldecl.report.scale import Log
-from kerneldecl.report.svg import across, drawing, line, shortened, text
+from kerneldecl.report.svg import LETTER, across, drawing, line, shortened, text
 
-WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 940.0, 350.0, 170.0, 22.0, 18.0, 26.0
+WIDTH, RIGHT, TOP, ROW, FOOT = 940.0, 170.0, 22.0, 18.0, 26.0
 MOST = 24
 """Rows at each end; of more, the middle is left out."""
 _LETTERS = 48
@@ -32,20 +32,21 @@ def ratios(found: Sequence[Ratio], label: str, slower: str, faster: str) -> str:
     ranked = sorted(found, key=lambda each: -each.value)
     left_out = max(0, len(ranked) - 2 * MOST)
     shown = [*ranked[:MOST], *ranked[MOST + left_out :]]
+    names = [shortened(each.name, _LETTERS) for each in shown]
+    left = 20 + LETTER * max(14, *map(len, names))
     bottom = TOP + ROW * (len(shown) + bool(left_out))
-    x = Log(min(1 / _LEAST, ranked[-1].value / 1.03), max(_LEAST, ranked[0].value * 1.03), LEFT, WIDTH - RIGHT)
+    x = Log(min(1 / _LEAST, ranked[-1].value / 1.03), max(_LEAST, ranked[0].value * 1.03), left, WIDTH - RIGHT)
     parts = [
         *across(x, _ticks(x), bottom, lambda value: f"{value:g}", TOP),
         line((x(1.0), bottom), (x(1.0), TOP - 6), "base"),
         text(x(1.0) - 8, TOP - 8, f"← {slower}", "tick", "end"),
         text(x(1.0) + 8, TOP - 8, f"{faster} →", "tick"),
     ]
-    for place, each in enumerate(shown):
+    for place, (each, name) in enumerate(zip(shown, names, strict=True)):
         y = TOP + ROW * (place + 0.5 + (bool(left_out) and place >= MOST))
         kind = "fast" if each.value >= 1 else "slow"
-        name = shortened(each.name, _LETTERS)
         parts += [
-            text(LEFT - 10, y + 4, name, "row", "end"),
+            text(left - 10, y + 4, name, "row", "end"),
             line((x(1.0), y), (x(each.value), y), f"stem {kind}"),
             f'<circle class="{kind}" cx="{x(each.value):.1f}" cy="{y:.1f}" r="4"/>',
             text(WIDTH - RIGHT + 12, y + 4, each.told, "row"),
@@ -53,7 +54,7 @@ def ratios(found: Sequence[Ratio], label: str, slower: str, faster: str) -> str:
     if left_out:
         middle = ranked[MOST : MOST + left_out]
         told = f"… {left_out} more, from {middle[0].value:.3g} to {middle[-1].value:.3g}"
-        parts.append(text(LEFT - 10, TOP + ROW * (MOST + 0.5) + 4, told, "tick", "end"))
+        parts.append(text(left - 10, TOP + ROW * (MOST + 0.5) + 4, told, "tick", "end"))
     return drawing((WIDTH, bottom + FOOT), label, parts)
 
 

@@ -169,6 +169,16 @@ def _mutated_statement(content: bytes, rng: random.Random) -> bytes:
     return _signed_json(_as_statement)(base64.b64decode(json.loads(content)["payload"]), rng)
 
 
+def _mutated_line(content: bytes, rng: random.Random) -> bytes:
+    """Return a log with another line, or other bytes."""
+    if rng.random() < 0.3:
+        return mutated_bytes(content, rng)
+    lines = content.splitlines(keepends=True)
+    place = rng.randrange(len(lines))
+    lines[place] = _signed_json(lambda value: json.dumps(value).encode() + b"\n")(lines[place], rng)
+    return b"".join(lines)
+
+
 def _packed(space: Space, _: random.Random) -> str:
     def read() -> None:
         with opened_package(space.root / "package.tar", None):
@@ -192,10 +202,10 @@ def _ends(action: Callable[[], object]) -> str:
     return ""
 
 
-READING = ("plan", "plan *", "show", "show small", "query *", "why small", "check --stale", "cache stats", "build")
+READING = ("plan", "plan *", "show", "show small", "query *", "why small", "check --stale", "cache stats", "build", "report")
 KINDS: Mapping[str, Kind] = {
     "declarations": Kind("workloads.toml", mutated_bytes, _commands("check", "plan", "schema", "build")),
-    "lock": Kind("workloads.lock", mutated_bytes, _commands("check --stale", "build --locked", "plan")),
+    "lock": Kind("workloads.lock", mutated_bytes, _commands("check --stale", "build --locked", "plan", "report --against workloads.lock")),
     "lower record": Kind("cache/record/lower/*.json", _signed_json(_as_record), _commands(*READING)),
     "tune record": Kind("cache/record/tune/*.json", _signed_json(_as_record), _commands(*READING)),
     "measure record": Kind("cache/record/measure/*.json", _signed_json(_as_record), _commands("cache stats", "build")),
@@ -209,6 +219,7 @@ KINDS: Mapping[str, Kind] = {
     "rule": Kind("rules/scale.py", mutated_bytes, _commands("check", "plan")),
     "arch": Kind("archs/test-cpu.toml", mutated_bytes, _commands("check", "plan")),
     "state": Kind("cache/state.json", _signed_json(_plain), _commands("why small", "plan *", "build")),
+    "events": Kind("cache/events.jsonl", _mutated_line, _commands("log last", "top --once", "report")),
     "memo": Kind("cache/memo.json", _signed_json(_plain), _commands("plan", "build")),
     "stamp": Kind("cache/stamp.txt", mutated_bytes, _commands("plan", "build")),
 }

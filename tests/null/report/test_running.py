@@ -5,11 +5,13 @@ Knows nothing of files.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kerneldecl.cli.event_log import Tail
 from kerneldecl.cli.top import running_text
 from kerneldecl.cli.watch import sources
 from kerneldecl.report.running import running
@@ -58,3 +60,17 @@ def test_sources_are_what_a_plan_reads() -> None:
     changed = ["workloads.toml", "rules/x.py", "shared.py", "data/table.txt", "cache/record/x.json", "dist/x.py", "workloads.lock", "w.log"]
     found = sources(root, [*(root / name for name in changed), Path("/other/x.py"), root], 'table = "data/table.txt"')
     assert found == ["data/table.txt", "rules/x.py", "shared.py", "workloads.toml"]
+
+
+def test_a_log_is_followed_line_by_line_and_anew_where_another_build_begins(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first, second, third = (f"{json.dumps(line)}\n" for line in LINES[:3])
+    tail = Tail(path)
+    path.write_text(first + second[:10])
+    assert tail.read() == LINES[:1], "half a line is none yet"
+    path.write_text(first + second + third)
+    assert tail.read() == LINES[:3]
+    assert tail.read() == LINES[:3]
+    other = {**LINES[0], "at": 900.0}
+    path.write_text(f"{json.dumps(other)}\n" + second * 20)
+    assert tail.read() == [other, *LINES[1:2] * 20]
