@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kerneldecl.cli.options import Settings, chosen_entries, json_option, overrides_option, patterns_argument, print_result
+from kerneldecl.cli.options import Settings, chosen_entries, complete, json_option, overrides_option, patterns_argument, print_result
 from kerneldecl.cli.package import key_option, trusted_keys
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode
@@ -45,7 +45,13 @@ _BUILD_FLAGS = (
 @click.option("--policy", metavar="POLICY", help="Try this policy, or several: -D policy=POLICY.")
 @overrides_option
 @click.option("--require-all", is_flag=True, help="Link no artifact that would lack a failed entry.")
-@click.option("--retune", multiple=True, metavar="PATTERN", help="Tune these entries again, whatever is known of them. Repeatable.")
+@click.option(
+    "--retune",
+    multiple=True,
+    metavar="PATTERN",
+    shell_complete=complete,
+    help="Tune these entries again, whatever is known of them. Repeatable.",
+)
 @click.option("--reverify", is_flag=True, help="Time the best three again where this GPU's driver or clocks are not those of the record.")
 @click.option("--locked", is_flag=True, help="Exit with 3 if workloads.lock would change.")
 @click.option("--no-measure", is_flag=True, help="Write what a GPU must measure into a bundle, for `kerneldecl measure`.")
@@ -84,6 +90,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.api import frozen_workspace, run_build
     from kerneldecl.cli import summary
     from kerneldecl.cli.event_log import logged
+    from kerneldecl.cli.pace import Clock, write_paces
     from kerneldecl.cli.progress import display
     from kerneldecl.cli.table import window
     from kerneldecl.stages.session import make_plan
@@ -102,7 +109,9 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
             logged(shown, workspace.cache, options["events"]) as report,
             _interrupts(is_best_wanted=options["best_so_far"]) as is_interrupted,
         ):
-            done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), report)
+            clock = Clock(report)
+            done = run_build(workspace, patterns, replace(asked, is_interrupted=is_interrupted), clock)
+        write_paces(workspace.cache, clock.paces)
         _leave_listing(workspace, done)
         found = summary.build_json(done, time.monotonic() - began, before)
     _export_spans(workspace.cache)

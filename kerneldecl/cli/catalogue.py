@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerneldecl.cli.completion import complete_plugin
 from kerneldecl.cli.options import Settings, json_option, print_result
 from kerneldecl.cli.table import table, window, wrapped
 from kerneldecl.diagnostics.signatures import signature_text
@@ -35,7 +36,7 @@ next: `kerneldecl archs ARCH` shows all figures, `kerneldecl doctor --propose-ar
 
 
 @click.command()
-@click.argument("rule", required=False)
+@click.argument("rule", required=False, shell_complete=complete_plugin("rules"))
 @json_option
 @click.pass_obj
 def rules(settings: Settings, rule: str | None, as_json: bool) -> None:
@@ -50,7 +51,7 @@ def rules(settings: Settings, rule: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("policy", required=False)
+@click.argument("policy", required=False, shell_complete=complete_plugin("policies"))
 @json_option
 @click.pass_obj
 def policies(settings: Settings, policy: str | None, as_json: bool) -> None:
@@ -62,7 +63,7 @@ def policies(settings: Settings, policy: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("template", required=False)
+@click.argument("template", required=False, shell_complete=complete_plugin("templates"))
 @json_option
 @click.pass_obj
 def templates(settings: Settings, template: str | None, as_json: bool) -> None:
@@ -74,7 +75,7 @@ def templates(settings: Settings, template: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("arch", required=False)
+@click.argument("arch", required=False, shell_complete=complete_plugin("archs"))
 @json_option
 @click.pass_obj
 def archs(settings: Settings, arch: str | None, as_json: bool) -> None:

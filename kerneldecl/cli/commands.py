@@ -39,7 +39,7 @@ def run() -> int:
     # Looking for plug-ins of pydantic takes as long as importing it, and there are none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        return int(main.main(_shared_first(sys.argv[1:]), standalone_mode=False) or ExitCode.DONE)
+        return int(main.main(_shared_first(sys.argv[1:]), prog_name="kerneldecl", standalone_mode=False) or ExitCode.DONE)
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _interrupted()
     except BrokenPipeError:
@@ -132,6 +132,7 @@ _MODULES = {
     "html_report": ("report",),
     "inspect": ("check", "plan", "query", "show", "why"),
     "log": ("log",),
+    "man": ("man",),
     "maintenance": ("cache", "doctor", "init", "schema"),
     "model": ("extract", "verify"),
     "new": ("new",),

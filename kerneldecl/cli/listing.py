@@ -5,7 +5,6 @@ Knows nothing of plans. Losing the file costs time alone: without it, entries ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from kerneldecl.cli.table import table
 from kerneldecl.diagnostics.units import duration, share_of_peak
 from kerneldecl.null_build import stamp
-from kerneldecl.store.files import write_whole
+from kerneldecl.store.checked import read_checked, write_checked
 
 FILE = "entries.json"
 SCHEMA = 1
@@ -39,21 +38,17 @@ class Row(NamedTuple):
 def write_listing(root: Path, rows: Sequence[Row], archs: Mapping[str, str]) -> None:
     """Keep the rows beside the stamp of the build that was just completed; `archs` are those of the targets."""
     if stamp.is_fresh(str(root)) is not None:
-        fields = {"schema": SCHEMA, "stamp": _stamp_digest(root), "archs": dict(archs), "rows": rows}
-        write_whole(root / "cache" / FILE, json.dumps(fields, separators=(",", ":")), durable=False)
+        write_checked(root / "cache" / FILE, SCHEMA, {"stamp": _stamp_digest(root), "archs": dict(archs), "rows": rows})
 
 
 def read_listing(root: Path) -> tuple[list[Row], Mapping[str, str]] | None:
     """Return the rows and the targets' archs; None where anything has changed since the build, or there is no such file."""
-    try:
-        if stamp.is_fresh(str(root)) is None:
-            return None
-        fields = json.loads((root / "cache" / FILE).read_bytes())
-        if fields["schema"] != SCHEMA or fields["stamp"] != _stamp_digest(root):
-            return None
-        return [_row(row) for row in fields["rows"]], fields["archs"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    if stamp.is_fresh(str(root)) is None:
         return None
+    fields = read_checked(root / "cache" / FILE, SCHEMA)
+    if fields is None or fields["stamp"] != _stamp_digest(root):
+        return None
+    return [_row(row) for row in fields["rows"]], fields["archs"]
 
 
 def _row(fields: Sequence[Any]) -> Row:

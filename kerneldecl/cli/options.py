@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+
+def _complete_override(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from kerneldecl.cli.completion import complete_override
+
+    return complete_override(context, parameter, incomplete)
+
+
 overrides_option = click.option(
     "-D",
     "overrides",
+    shell_complete=_complete_override,
     multiple=True,
     metavar="KEY=VALUE",
     help="Try another top_k, policy, budget, timing, tolerance, dispatch. Repeatable.",
@@ -80,9 +88,12 @@ def print_result(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:
 
 
 def print_plan(as_json: bool, actions: Sequence[Action], root: Path) -> None:
-    from kerneldecl.cli import report
+    from kerneldecl.cli import pace, report
     from kerneldecl.cli.steps import steps_of
+    from kerneldecl.cli.table import window
     from kerneldecl.store.local import LocalStore
 
     steps = steps_of(actions, LocalStore(root / "cache"))
-    print(json.dumps(report.plan_json(actions, steps), indent=1) if as_json else printable_lines(report.plan_text(actions, steps)))
+    found = pace.expected(actions, steps, pace.read_paces(root / "cache"))
+    text = "\n".join([report.plan_text(actions, steps, window()), *pace.expected_text(found)])
+    print_result(as_json, {**report.plan_json(actions, steps), "expected": found}, lambda _: text)

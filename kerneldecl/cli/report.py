@@ -26,6 +26,8 @@ TRY_AGAIN = "verdicts are remembered: `kerneldecl build --retune ENTRY` finds th
 """The way out for an entry whose candidates were wrong through no fault of theirs."""
 _MOST_CAUSES = 20
 """Causes of one action that `why` prints."""
+_LEAST_REASON = 28
+"""Columns that a reason must have beside names; else it stands below them."""
 _WIDE = 120
 """Columns of a window that has room for rates beside their shares."""
 Json = dict[str, Any]
@@ -52,19 +54,18 @@ def _causes_json(action: Action) -> list[Json]:
     return [cause._asdict() for cause in action.causes]
 
 
-def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps]) -> str:
-    """Return the actions that a build would run, a line each with the reason, and a summary."""
+def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps], width: int = 0) -> str:
+    """Return the actions that a build would run, a line each with the reason, and a summary, in `width` columns, 0 for any."""
     misses = [action for action in actions if not action.is_hit]
     by_entry: dict[str, list[Action]] = {}
     for action in misses:
         by_entry.setdefault(action.entry, []).append(action)
-    width = max(map(len, by_entry), default=0)
     # An action that waits for an earlier one has no reason of its own.
     kinds = {entry: _kinds(several) for entry, several in by_entry.items()}
-    wide = max(map(len, kinds.values()), default=0)
-    lines = [
-        f"{kinds[entry]:<{wide}}  {entry:<{width}}  {several[0].reason}{_bracketed(steps, entry)}" for entry, several in by_entry.items()
-    ]
+    wide = max(map(len, by_entry), default=0)
+    rows = [(kinds[entry], entry.ljust(wide), f"{several[0].reason}{_bracketed(steps, entry)}") for entry, several in by_entry.items()]
+    fits = not width or max((len(kind) + wide for kind, *_ in rows), default=0) + _LEAST_REASON <= width
+    lines = table((), rows, width) if rows and fits else [line for row in rows for line in _stacked(row, width)]
     entries = {action.entry for action in actions if action.kind != "link"}
     done = len(entries - by_entry.keys())
     waiting = sum(action.state is State.WAITING for action in misses)
@@ -75,6 +76,12 @@ def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps]) -> str:
             f"{counted(len(entries), 'entry', 'entries')}: {done} up to date; {counted(len(misses) - waiting, 'action')} to run{follow}",
         ]
     )
+
+
+def _stacked(row: Sequence[str], width: int) -> list[str]:
+    """Return a row whose names leave no room for the reason: that stands below them."""
+    kind, entry, reason = row
+    return [f"{entry.rstrip()}: {kind}", *(f"  {line}" for line in wrapped(reason, width - 2))]
 
 
 def _bracketed(steps: Mapping[str, Steps], entry: str) -> str:
@@ -286,7 +293,9 @@ def _error(error: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    return "x".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)
+    if not isinstance(value, tuple | list):
+        return str(value)
+    return ("x" if all(type(item) is int for item in value) else "+").join(map(_short, value)) or "none"
 
 
 def query_json(entries: Sequence[EntryPlan], failed: Mapping[str, str] = MappingProxyType({})) -> Json:

@@ -20,7 +20,7 @@ from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
 from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
-from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task, batches_of
+from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT_FIELDS = ("code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless")
@@ -29,8 +29,6 @@ BUILT = ("schedule_digest", *BUILT_FIELDS, "failure")
 """Fields of a trial that a build's answer gives."""
 EARLIER = "earlier"
 """Stands for the policy where a candidate of an earlier list wins."""
-_QUICK_FLOPS = 1e9
-"""Operations that a reference computes within some tenths of a second."""
 _SAME_ERROR = 1e-3
 """Share by which the errors of candidates differ that all compute the same."""
 FINALISTS = 8
@@ -80,17 +78,15 @@ def tuning(
         nonlocal pending, batches, broken
         batches += not is_second
         preparation = Preparation(task, runner, store, next_task)
-        if not broken and checks_first(task, runner) and "failure" in (made := preparation.answer()):
-            broken = f"{OF_THE_RULE}{made['failure']}"
-        unbuilt = [Trial(proposal.candidate, proposal.predicted_secs, failure=broken) for proposal in proposals] if broken else []
-        if unbuilt and not is_by_machine(unbuilt[0]):
-            return unbuilt
+        if broken:
+            return [Trial(proposal.candidate, proposal.predicted_secs, failure=broken) for proposal in proposals]
         if task.arch.gpu:
             preparation.start()  # its compilers take seconds, and so do the references of its large operators
         answers, pending = pending() if pending else None, None
         built = build_all(task, proposals, runner, on_progress, preparation.start_for, answers)
         _keep_libraries(task, [t for t in built if t.code_digest and known(task, t.code_digest, store) is None], runner)
         trials = measure(task, built, preparation, runner, store, on_progress)
+        broken = _of_the_rule(trials)
         on_progress(
             "timed", sum(bool(t.samples) for t in trials), len(trials), min((t.run_secs for t in trials if t.samples), default=None)
         )
@@ -257,9 +253,11 @@ def _agree(trials: Sequence[Trial]) -> bool:
     return len(errors) > 1 and len(errors) == len(trials) and max(errors) - min(errors) <= _SAME_ERROR * max(errors)
 
 
-def checks_first(task: Task, runner: Runner) -> bool:
-    """Say whether inputs and reference are made before anything is compiled: where that is quick, and nobody has measured it yet."""
-    return not task.arch.gpu and not task.known and task.lowered.flops <= _QUICK_FLOPS and batches_of(runner) is None
+def _of_the_rule(trials: Sequence[Trial]) -> str:
+    """Return the failure that the rule's inputs or reference gave each candidate, so that no others are compiled; empty where none did."""
+    reasons = {trial.failure for trial in trials}
+    reason = next(iter(reasons), "")
+    return reason if len(reasons) == 1 and reason.startswith(OF_THE_RULE) and not is_by_machine(trials[0]) else ""
 
 
 def _rounds(task: Task) -> Iterator[Round]:

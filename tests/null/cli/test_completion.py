@@ -5,13 +5,16 @@ Knows nothing of shells' own code.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from support.spaces import FAKES, Space, clean_environment
 
+from kerneldecl.cli.commands import main
 from kerneldecl.cli.completion import words
 
 
@@ -34,6 +37,10 @@ def test_commands_options_and_entries_are_completed(space: Space) -> None:
     assert "--retune" in asked(space, "build", "--re")
     assert asked(space, "show", "sma") == ["small", "small@box"]
     assert asked(space, "build", "rule:") == ["rule:scale", "rule:lookup"]
+    assert asked(space, "rules", "loo") == ["lookup"]
+    assert asked(space, "policies", "wgmma_att") == ["wgmma_attention", "wgmma_attention_decode"]
+    assert sorted(asked(space, "build", "-D", "to")) == ["tolerance=", "top_k="]
+    assert asked(space, "build", "-D", "policy=pla") == ["policy=plain"]
 
 
 def test_a_file_with_mistakes_or_none_completes_what_it_can(space: Space, tmp_path: Path) -> None:
@@ -44,7 +51,42 @@ def test_a_file_with_mistakes_or_none_completes_what_it_can(space: Space, tmp_pa
     assert words(tmp_path / "nowhere") == []
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("sho", "show "), ("query rule:sc", "query rule:scale "), ("show small@b", "show small@box "), ("query sta", "query stale:")],
+)
+def test_bash_completes_words_that_hold_colons_and_ats(space: Space, typed: str, completed: str) -> None:
+    """What readline puts in place of its own last word, which it begins behind the last of these marks."""
+    line = f"kerneldecl {typed}"
+    cut = re.split(r"[ :@]", line)[-1]
+    script = (
+        f"{space.command('completion', 'bash').out}\n"
+        "compopt() { spaced=''; }\n"
+        f"kerneldecl() {{ {sys.executable} -c \"import sys; sys.argv = ['kerneldecl']; from kerneldecl.__main__ import main; main()\"; }}\n"
+        f"COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=('{cut}') COMP_CWORD=0 spaced=' '\n"
+        "_kerneldecl_completion kerneldecl\n"
+        'echo "${COMPREPLY[0]}$spaced"\n'
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=space.root, env=clean_environment(), capture_output=True, text=True, check=True)
+    assert line.removesuffix(cut) + done.stdout.rstrip("\n") == f"kerneldecl {completed}", done.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_gets_a_script_that_asks_this_program(space: Space, shell: str) -> None:
     script = space.command("completion", shell).out
     assert f"_KERNELDECL_COMPLETE={shell}_complete" in script
+
+
+def test_the_manual_page_has_every_command_and_option(space: Space) -> None:
+    done = space.command("man")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith(".TH KERNELDECL 1")
+    for name in main.list_commands(click.Context(main)):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        assert any(line.startswith(f".SS kerneldecl {name}") for line in lines)
+        for option in (each for each in command.params if isinstance(each, click.Option)):
+            written = option.opts[-1].replace("-", "\\-")
+            assert any(line.startswith("\\fB") and written in line for line in lines), option.opts
+    assert not [line for line in lines if line.startswith((".", "'")) and not line.startswith((".TH ", ".SH ", ".SS ", ".PP", ".TP"))]
