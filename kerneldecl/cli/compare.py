@@ -101,7 +101,7 @@ def _shown(item: Any) -> str:
 
 def text(json: Json) -> str:
     """Return a table for each entry, the fastest winner marked, and how often each policy was the fastest."""
-    from kerneldecl.cli.table import table
+    from kerneldecl.cli.table import table, window
     from kerneldecl.diagnostics.units import duration
 
     head = ["", "policy", "time", "share", "right", "search", "compile", "measure", "ask", "winner"]
@@ -116,7 +116,7 @@ def text(json: Json) -> str:
             told = f"{by}{_short(row['winner'])}" if is_right else row["failure"]
             mark = "*" if row["policy"] in entry["fastest"] else ""
             rows.append([mark, row["policy"], *figures, f"{row['right']} of {row['tried']}", *cost, told])
-        lines += [entry["entry"], *table(head, rows, 0), ""]
+        lines += [entry["entry"], *table(head, rows, window()), ""]
     count = len(json["entries"])
     shares = json["of_best"]
     for policy, won in json["wins"].items():

@@ -5,6 +5,7 @@ Knows nothing of how entries are compared.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING
 
@@ -71,12 +72,14 @@ def gate(settings: Settings, /, after: str, against: str, budget: float, form: s
 
 
 def _show(settings: Settings, sides: tuple[str, str], form: str, budget: float | None) -> Sequence[Comparison]:
-    from kerneldecl.compare.report import FORMATS, to_json
+    from kerneldecl.cli.table import window
+    from kerneldecl.compare.report import FORMATS, table, to_json
     from kerneldecl.compare.sides import read_side
     from kerneldecl.compare.verdict import BUDGET, compare
 
     before, after = (read_side(settings.root, named) for named in sides)
     allowed = BUDGET if budget is None else budget
     compared = compare(before, after, allowed)
-    print(json.dumps(to_json(compared, allowed), indent=1) if form == "json" else printable_lines(FORMATS[form](compared)))
+    told = FORMATS.get(form, functools.partial(table, width=window()))
+    print(json.dumps(to_json(compared, allowed), indent=1) if form == "json" else printable_lines(told(compared)))
     return compared

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kerneldecl.cli.table import table
+from kerneldecl.cli.table import table, window
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.model_rank import COUNTS, Change, ModelRank, TimedEarlier, geometric_mean, model_rank
@@ -80,7 +80,7 @@ def ranks_text(json: Json) -> str:
     head = ["entry", "policy", "best's rank", *(f"best of {count}" for count in COUNTS)]
     rows = [[row["entry"], row["policy"], f"{row['rank_of_best']} of {row['timed']}", *_shares(row["best_of"])] for row in json["entries"]]
     means = [f"geometric mean of {len(rows)}", "", "", *(f"{share:.3f}" for share in json["geometric_means"].values())]
-    return "\n".join(table(head, [*rows, means], 0))
+    return "\n".join(table(head, [*rows, means], window()))
 
 
 def _shares(shares: Sequence[float]) -> list[str]:

@@ -101,7 +101,7 @@ def _counts(found: Mapping[str, Any]) -> str:
     parts += [f"{found['up_to_date']} up to date"] * bool(found["up_to_date"])
     parts += [f"{len(found[name])} {name}" for name in ("failed", "interrupted") if found[name]]
     parts += [f"{len(found['not_reached'])} not reached (--keep-going continues after a failure)"] * bool(found["not_reached"])
-    took = f" in {duration(found['secs'])}" if found["secs"] else ""
+    took = f" in {duration(found['secs'])}" if found["secs"] and any(found["ran"].values()) else ""
     return f"{counted(found['entries'], 'entry', 'entries')}: {', '.join(parts) or 'none'}{took}"
 
 

@@ -11,25 +11,41 @@ from typing import Any
 from xml.sax.saxutils import quoteattr
 
 from kerneldecl.compare.verdict import Comparison, Measured, Verdict
+from kerneldecl.diagnostics.units import counted, duration
 from kerneldecl.errors import printable
 from kerneldecl.timing import median
 
 _ORDER = (Verdict.SLOWER, Verdict.MISSING, Verdict.UNVERIFIED, Verdict.UNSURE, Verdict.FASTER, Verdict.NEW, Verdict.SAME)
+_LEFT_OUT = ("winner", "code", "otherwise", "noise", "reason")
 _HEAD = ("verdict", "entry", "before", "after", "change", "noise", "otherwise", "winner", "code", "reason")
 
 
 def summary(compared: Sequence[Comparison]) -> str:
     """Return one line: how many entries of each verdict there are."""
     counts = Counter(each.verdict for each in compared)
-    return f"{len(compared)} entries: " + (", ".join(f"{counts[verdict]} {verdict}" for verdict in _ORDER if counts[verdict]) or "none")
+    return f"{counted(len(compared), 'entry', 'entries')}: " + (
+        ", ".join(f"{counts[verdict]} {verdict}" for verdict in _ORDER if counts[verdict]) or "none"
+    )
 
 
-def table(compared: Sequence[Comparison], *, is_whole: bool = False) -> str:
-    """Return lines for a terminal; entries of which nothing has changed are counted only, unless the whole table is wanted."""
-    rows = [_HEAD, *(_cells(each) for each in (compared if is_whole else _worth_a_line(compared)))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*(lines if len(lines) > 1 else []), summary(compared)])
+def table(compared: Sequence[Comparison], *, is_whole: bool = False, width: int = 0) -> str:
+    """Return lines for a terminal of `width` columns, 0 for any; entries of which nothing has changed are counted only, unless `is_whole`.
+
+    Columns that are empty are left out, and in a narrow window those of the code as far as need be.
+    """
+    rows = [_cells(each) for each in (compared if is_whole else _worth_a_line(compared))]
+    columns = {name: cells for name, *cells in zip(_HEAD, *rows, strict=False) if any(cells)}
+    for name in _LEFT_OUT if width else ():
+        if _width(columns) > width:
+            columns.pop(name, None)
+    widths = [max(map(len, (name, *cells))) for name, cells in columns.items()]
+    listed = [tuple(columns), *zip(*columns.values(), strict=True)] if rows else []
+    lines = ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in listed]
+    return "\n".join([*lines, summary(compared)])
+
+
+def _width(columns: Mapping[str, Sequence[str]]) -> int:
+    return sum(max(map(len, (name, *cells))) + 2 for name, cells in columns.items()) - 2
 
 
 def markdown(compared: Sequence[Comparison]) -> str:
@@ -114,11 +130,12 @@ def _changed(before: Measured | None, after: Measured | None, what: Callable[[Me
 
 
 def _time(measured: Measured | None) -> str:
-    return "" if measured is None or measured.run_secs is None else f"{measured.run_secs * 1e6:.4g} us"
+    return "" if measured is None or measured.run_secs is None else duration(measured.run_secs)
 
 
 def _in_markdown(cell: str) -> str:
     return printable(cell).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")
 
 
-FORMATS: Mapping[str, Callable[[Sequence[Comparison]], str]] = {"table": table, "junit": junit, "markdown": markdown}
+FORMATS: Mapping[str, Callable[[Sequence[Comparison]], str]] = {"junit": junit, "markdown": markdown}
+"""Formats for machines, by name; a table is for people."""

@@ -14,7 +14,9 @@ def duration(secs: float) -> str:
     if secs >= 100:
         return f"{secs:.0f} s"
     # 999.6 us are a millisecond in three figures.
-    scale, unit = next((each for each in _DURATIONS if secs >= each[0] * 0.9995), _DURATIONS[-1])
+    for scale, unit in _DURATIONS:  # noqa: B007  the last one, where it is less than all
+        if secs >= scale * 0.9995:
+            break
     return f"{three_figures(secs / scale)} {unit}"
 
 

@@ -16,7 +16,15 @@ _SECS = 60
 
 def git_files(root: Path, revision: str, names: Iterable[str]) -> list[bytes | None]:
     """Return the files of a revision, None for each that it does not have, or where there is no such revision."""
-    asked = [f"{revision}:./{name}" for name in names]
+    return _contents(root, [f"{revision}:./{name}" for name in names])
+
+
+def file_in(root: Path, name: str, revisions: Iterable[str]) -> list[bytes | None]:
+    """Return a file of each revision, None for each that does not have it."""
+    return _contents(root, [f"{revision}:./{name}" for revision in revisions])
+
+
+def _contents(root: Path, asked: Sequence[str]) -> list[bytes | None]:
     if not all(line.isprintable() for line in asked):
         return [None for _ in asked]
     found = list(_answers(_said(root, ["cat-file", "--batch"], "".join(f"{line}\n" for line in asked))))

@@ -40,7 +40,7 @@ def entry_of(plan: EntryPlan, failed: Mapping[str, Any]) -> Entry:
 
 def _tuned(plan: EntryPlan, tuned: TuneResult, found: Entry) -> Entry:
     assert plan.lowered is not None, "what is tuned is lowered"
-    trials = [trial if all(map(is_time, trial.samples)) else replace(trial, samples=()) for trial in tuned.trials]
+    trials = [trial if are_times(trial.samples) else replace(trial, samples=()) for trial in tuned.trials]
     own = [group for group in plan.groups if group.policy == tuned.policy]
     orders = [[proposal.candidate for proposal in group.proposals] for group in own]
     policy_of = _policy_of(plan.groups, trials, {candidate: tuned.policy for order in orders for candidate in order})
@@ -72,9 +72,13 @@ def is_time(secs: float) -> bool:
     return 0.0 < secs < math.inf
 
 
+def are_times(samples: Sequence[float]) -> bool:
+    return not samples or (math.isfinite(sum(samples)) and min(samples) > 0)
+
+
 def measured_now(plan: EntryPlan) -> Measured | None:
     """Return an entry as comparisons take it; None where it has no winner."""
-    if plan.tuned is None or not is_time(plan.tuned.run_secs) or not all(map(is_time, plan.tuned.trials[0].samples)):
+    if plan.tuned is None or not is_time(plan.tuned.run_secs) or not are_times(plan.tuned.trials[0].samples):
         return None
     tuned, winner = plan.tuned, plan.tuned.trials[0]
     return Measured(

@@ -16,7 +16,7 @@ from kerneldecl.compare.sides import Side, read_side
 from kerneldecl.compare.verdict import Comparison, compare
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.planning.causes import Cause
-from kerneldecl.planning.git_files import git_files, revisions_of
+from kerneldecl.planning.git_files import file_in, revisions_of
 from kerneldecl.planning.last_build import FILE as LAST_BUILD
 from kerneldecl.planning.last_build import State, read_state
 from kerneldecl.planning.lockfile import times_of
@@ -102,7 +102,7 @@ def _reason(action: Mapping[str, Any]) -> str:
 def _history(root: Path) -> tuple[list[Revision], list[Mapping[str, float]]]:
     """Return the newest revisions in which the lock differs, oldest first, and the times of each by entry."""
     revisions = revisions_of(root, LOCK, MOST_REVISIONS)[::-1]
-    contents = [git_files(root, each.digest, [LOCK])[0] for each in revisions]
+    contents = file_in(root, LOCK, [each.digest for each in revisions])
     found = [(each, times_of(content.decode(errors="replace"))) for each, content in zip(revisions, contents, strict=True) if content]
     told = [(Revision(each.digest, each.date, each.subject), times) for each, times in found if times]
     return [each for each, _ in told], [times for _, times in told]

@@ -5,6 +5,7 @@ Knows nothing of what is drawn.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,8 +23,13 @@ class Linear:
     start: float
     end: float
 
+    @functools.cached_property
+    def slope(self) -> float:
+        """How far apart two values stand that differ by one."""
+        return (self.end - self.start) / (self.high - self.low or 1.0)
+
     def __call__(self, value: float) -> float:
-        return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low or 1.0)
+        return self.start + self.slope * (value - self.low)
 
     def ticks(self, most: int = 6) -> list[float]:
         """Return round values, `most` at most: multiples of 1, 2 or 5 times a power of ten."""

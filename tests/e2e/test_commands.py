@@ -90,7 +90,7 @@ def test_show_and_query_list_entries(shown: Space) -> None:
     found = shown.run_json("query", "tag:activation")["entries"]
     assert [(entry["entry"], entry["rule"], entry["tags"]) for entry in found] == [("relu@host", "elementwise", ["activation"])]
     assert set(found[0]["keys"]) == {"lower", "propose", "tune", "build"}
-    lines = shown.run("query", "add*").stdout.splitlines()
+    _, *lines = shown.run("query", "add*").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["add[shape=24x32]@host", "add[shape=7x9]@host"]
 
 
