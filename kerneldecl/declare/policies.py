@@ -19,7 +19,7 @@ from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.limits import BUDGET, SHARED_SECONDS, Budget
 from kerneldecl.model import Policy, Value, uses
 from kerneldecl.plugins.check import policy_problem
-from kerneldecl.plugins.find import displayed, plugin_file, plugin_names
+from kerneldecl.plugins.find import displayed, plugin_file
 from kerneldecl.plugins.load import blamed, load_module
 from kerneldecl.plugins.policy_order import is_tuner, why_not_for
 
@@ -101,7 +101,7 @@ def policy_findings(value: object, root: Path, known: Iterable[str]) -> Iterator
         if name not in names:
             yield Finding.of(("policy",), *unknown("policy", name, names))
             continue
-        if problem := policy_problem(root, name, plugin_names("templates", root)):
+        if problem := policy_problem(root, name):
             yield Finding(("policy",), problem)
             continue
         if name in seen:

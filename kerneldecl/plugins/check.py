@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kerneldecl.diagnostics.messages import unknown
 from kerneldecl.errors import Problem
 from kerneldecl.model import SPECIALIZE
-from kerneldecl.plugins.find import PACKAGE, displayed, plugin_file
+from kerneldecl.plugins.find import PACKAGE, displayed, plugin_file, plugin_names
 from kerneldecl.rule import Rule
 
 _METHODS = {
@@ -58,8 +58,8 @@ def _defects(rule: Any, name: str, class_name: str) -> Iterator[str]:
             yield f"attribute {field.name} of class {class_name} has the name of a key of every workload; choose another name"
 
 
-def policy_problem(root: Path, name: str, templates: Iterable[str]) -> Problem | None:
-    """Return why a file of the workspace cannot be a policy, judged by its text; it is not run. `templates` are those that there are."""
+def policy_problem(root: Path, name: str) -> Problem | None:
+    """Return why a file of the workspace cannot be a policy, judged by its text; it is not run."""
     file = plugin_file("policies", root, name)
     if not file.is_relative_to(root) or file.is_relative_to(PACKAGE):
         return None  # the standard ones have tests
@@ -78,7 +78,7 @@ def policy_problem(root: Path, name: str, templates: Iterable[str]) -> Problem |
         return Problem(shown, f"policy {name} has no function propose(space, arch, top_k)", "it returns Proposals, best first")
     if is_own and "TEMPLATES" not in values.keys() | imported:
         return Problem(shown, f"policy {name} does not say which templates it names", 'write TEMPLATES = ("cpu_matmul",)')
-    return _unknown_template(shown, values.get("TEMPLATES"), tuple(templates))
+    return _unknown_template(shown, values.get("TEMPLATES"), plugin_names("templates", root))
 
 
 def _unknown_template(shown: str, said: ast.Assign | None, templates: Sequence[str]) -> Problem | None:
