@@ -262,6 +262,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_grouped_conv2d",
         "wgmma_attention_decode",
         "wgmma_matmul_grouped",
+        "gpu_matmul_grouped",
         "gpu_matmul",
         "gpu_gemv_i4",
     }
