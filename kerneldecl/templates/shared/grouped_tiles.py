@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.script import tirx as T
+from tvm import tirx
 
 from kerneldecl.compiler.matmul_grouped import GroupedSpec
 
@@ -51,11 +51,11 @@ class GroupedTiles:
         groups, rows = self.spec.groups, self.spec.rows
 
         def size(at: Any) -> Any:
-            return T.max(T.min(sizes[at], rows), 0)
+            return tirx.max(tirx.min(sizes[at], rows), 0)
 
         if self.spec.is_masked:
             group = segment % groups
             used = group * rows + size(group)
-            return T.Select(segment < groups, group * rows, used), T.Select(segment < groups, used, group * rows + rows)
-        first = T.Select(segment > 0, size(T.max(segment - 1, 0)), 0)
-        return first, T.Select(segment < groups, T.max(first, size(T.min(segment, groups - 1))), rows)
+            return tirx.Select(segment < groups, group * rows, used), tirx.Select(segment < groups, used, group * rows + rows)
+        first = tirx.Select(segment > 0, size(tirx.max(segment - 1, 0)), 0)
+        return first, tirx.Select(segment < groups, tirx.max(first, size(tirx.min(segment, groups - 1))), rows)
