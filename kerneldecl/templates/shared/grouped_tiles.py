@@ -56,6 +56,6 @@ class GroupedTiles:
         if self.spec.is_masked:
             group = segment % groups
             used = group * rows + size(group)
-            return tirx.Select(segment < groups, group * rows, used), tirx.Select(segment < groups, used, group * rows + rows)
-        first = tirx.Select(segment > 0, size(tirx.max(segment - 1, 0)), 0)
-        return first, tirx.Select(segment < groups, tirx.max(first, size(tirx.min(segment, groups - 1))), rows)
+            return tirx.if_then_else(segment < groups, group * rows, used), tirx.if_then_else(segment < groups, used, group * rows + rows)
+        first = tirx.if_then_else(segment > 0, size(tirx.max(segment - 1, 0)), 0)
+        return first, tirx.if_then_else(segment < groups, tirx.max(first, size(tirx.min(segment, groups - 1))), rows)
