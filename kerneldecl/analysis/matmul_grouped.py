@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.hopper_limits import EPILOGUE_BUFFER_BYTES, MAX_ACCUM_REGISTERS, MAX_CTA_SMEM_BYTES, RESERVED_SMEM_BYTES
 from kerneldecl.analysis.params import WgmmaParams
-from kerneldecl.model import Access, Candidate, IterSpace, dtype_bytes
+from kerneldecl.model import Access, Candidate, Gpu, IterSpace, dtype_bytes
 
 MAX_ELEMENTS = 2**31
 """Elements of A, of C, or of B that 32-bit offsets address."""
 MAX_GROUPS = 1024
 """Groups whose places a CTA finds in shared memory, about 24 KiB of it."""
 TMA_ROW_BYTES = 16
+USED_OF_MASKED = 2
+"""Places of a group for each row that is used, about."""
 SCALE_COLUMNS = 128
 """Columns of B, and elements of k, that share a scale of float8."""
 
@@ -84,6 +86,13 @@ def grouped_of(space: IterSpace) -> GroupedSizes | None:
         is_masked=is_masked,
         is_scaled=is_scaled,
     )
+
+
+def expected_tiles(sizes: GroupedSizes, block_m: int) -> float:
+    """Return how many tiles of so many rows groups have together, as expected: the last one of each is half full."""
+    rows = sizes.places / (USED_OF_MASKED if sizes.is_masked else 1)
+    groups = min(sizes.groups, rows)
+    return rows / block_m + groups / 2 if rows / groups > block_m / 2 else groups
 
 
 def _indexes(access: Access, dim: int, axis: int) -> bool:
@@ -171,3 +180,85 @@ class CpuGroupedParams(NamedTuple):
 
 MOST_ROWS, MOST_VECTORS = 16, 8
 """Rows and vectors of a register tile that the kernel on CPUs unrolls at most."""
+
+
+class MmaGroupedParams(NamedTuple):
+    """The parameters of `gpu_matmul_grouped`."""
+
+    block_m: int
+    """Rows of a tile, all of one group."""
+    block_n: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    """K-tiles of both operands in shared memory at once."""
+    blocks: int
+    """Thread blocks that share an SM."""
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        return self.block_m // self.warps_m, self.block_n // self.warps_n
+
+    @property
+    def accumulators(self) -> int:
+        """Return a thread's accumulators."""
+        return self.warp_tile[0] * self.warp_tile[1] // 32
+
+    def stage_elements(self, sizes: GroupedSizes) -> tuple[int, int]:
+        """Return the elements of a k-tile of A and of B in shared memory, whose rows are padded by 16 bytes."""
+        b = self.block_n * (MMA_K_TILE + MMA_PAD) if sizes.is_k_last else MMA_K_TILE * (self.block_n + MMA_PAD)
+        return self.block_m * (MMA_K_TILE + MMA_PAD), b
+
+    def smem_bytes(self, sizes: GroupedSizes) -> int:
+        """Return the shared memory of a thread block: k-tiles, and where groups lie."""
+        return 2 * self.stages * sum(self.stage_elements(sizes)) + 16 * sizes.segments
+
+    def registers(self) -> int:
+        """Return about how many registers a thread needs."""
+        return self.accumulators + self.warp_tile[0] // 16 * 4 + 4 + MMA_OTHER_REGISTERS
+
+    def fits(self, sizes: GroupedSizes, gpu: Gpu) -> bool:
+        """Say whether a kernel with these parameters can be built."""
+        smem, vectors = self.smem_bytes(sizes), MMA_K_TILE // MMA_PAD
+        return (
+            min(self.warps_m, self.warps_n, self.blocks) >= 1
+            and self.block_m % (16 * self.warps_m) == 0
+            and self.block_n % (16 * self.warps_n) == 0
+            and self.block_m * vectors % self.threads == 0
+            and self.block_n * vectors % self.threads == 0
+            and 2 <= self.stages <= 8
+            and self.threads <= gpu.max_threads_per_block
+            and self.registers() <= gpu.max_registers_per_thread
+            and self.registers() * self.threads * self.blocks <= gpu.registers_per_sm
+            and smem <= gpu.smem_per_block_optin_bytes
+            and self.blocks * (smem + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
+        )
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_matmul_grouped", self._asdict())
+
+
+MMA_K_TILE = 32
+"""Elements of k that `gpu_matmul_grouped` copies at once."""
+MMA_PAD = 8
+"""Elements between rows in shared memory, a vector of 16 bytes: ldmatrix then reads eight rows from different banks."""
+MMA_OTHER_REGISTERS = 48
+"""Registers of a thread besides accumulators and fragments, about."""
+
+
+def mma_takes(sizes: GroupedSizes) -> bool:
+    """Say whether the kernel on mma.sync computes such a grouped GEMM: rows of whole 16 bytes, offsets of 32 bits."""
+    inner = sizes.k if sizes.is_k_last else sizes.n
+    return (
+        not sizes.is_scaled
+        and sizes.dtype in ("float16", "bfloat16")
+        and sizes.k % MMA_PAD == 0
+        and inner % MMA_PAD == 0
+        and sizes.n % 2 == 0
+        and sizes.groups <= MAX_GROUPS
+        and max(sizes.places * max(sizes.k, sizes.n), sizes.groups * sizes.n * sizes.k) < MAX_ELEMENTS
+    )

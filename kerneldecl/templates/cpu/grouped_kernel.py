@@ -85,7 +85,8 @@ def _task(kernel: Kernel, segment: Any, column: Any) -> None:
         _multiply(kernel, segment, column, (first, end))
         _clear(kernel, column, (end, first + spec.rows))
         return
-    begin = tirx.Select(segment > 0, kernel.size(tirx.max(segment - 1, T.int64(0))), T.int64(0))
+    # Not Select: what its condition says simplifies the index, and then both of its values are loaded.
+    begin = tirx.if_then_else(segment > 0, kernel.size(tirx.max(segment - 1, T.int64(0))), T.int64(0))
     first = T.bind(begin)
     with T.If(segment < spec.groups):
         with T.Then():

@@ -1,9 +1,6 @@
-"""Owns the sizes of one kernel of a grouped GEMM on wgmma: the GEMM of its tiles, the runs of rows that its tables hold.
+"""Owns the sizes of one kernel of a grouped GEMM on wgmma: the GEMM of its tiles, its epilogue.
 
 Knows nothing of the kernel's statements.
-
-Rows come in segments: one for each group, and rows of no group, whose results are zero: one behind the last group, or with places for each
-group one behind each. A tile has rows of one segment.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.operands import SWIZZLES, TensorMap, operand_of
 from kerneldecl.templates.hopper.params import GemmParams
 from kerneldecl.templates.hopper.read_gemm import Matrix
+from kerneldecl.templates.shared.grouped_tiles import GroupedTiles
 
 
 @dataclass(frozen=True)
@@ -40,43 +38,26 @@ class TileGemm(GemmKernel):
 
 
 @dataclass(frozen=True)
-class GroupedKernel:
+class GroupedKernel(GroupedTiles):
     """One kernel: clusters take tiles one after the other, in the order of segments."""
 
-    spec: GroupedSpec
     params: WgmmaGroupedParams
     buffers: dict[str, Any]
     """The function's parameters by name."""
-    gemm: GemmKernel
+    gemm: TileGemm
     """The GEMM of a tile, in a batch of as many matrices B as there are groups."""
 
     @property
-    def segments(self) -> int:
-        return 2 * self.spec.groups if self.spec.is_masked else self.spec.groups + 1
+    def tile(self) -> tuple[int, int, int]:
+        return self.params.block_m, self.params.block_n * self.params.cluster_n, self.params.raster_group
 
     @property
-    def columns(self) -> int:
-        """Return how many clusters' tiles are side by side."""
-        return -(-self.spec.n // (self.params.block_n * self.params.cluster_n))
+    def threads(self) -> int:
+        return self.params.threads
 
     @property
     def clusters(self) -> int:
-        """Return how many clusters are launched: as many as run at once."""
         return self.gemm.clusters
-
-    def rows_of(self, sizes: Any, segment: Any) -> tuple[Any, Any]:
-        """Return a segment's first row and the one behind its last, which are in bounds whatever sizes hold."""
-        groups, rows = self.spec.groups, self.spec.rows
-
-        def size(at: Any) -> Any:
-            return T.max(T.min(sizes[at], rows), 0)
-
-        if self.spec.is_masked:
-            group = segment % groups
-            used = group * rows + size(group)
-            return T.Select(segment < groups, group * rows, used), T.Select(segment < groups, used, group * rows + rows)
-        first = T.Select(segment > 0, size(T.max(segment - 1, 0)), 0)
-        return first, T.Select(segment < groups, T.max(first, size(T.min(segment, groups - 1))), rows)
 
 
 def grouped_kernel(spec: GroupedSpec, sizes: GroupedSizes, params: WgmmaGroupedParams, arch: Arch) -> GroupedKernel | None:

@@ -110,19 +110,26 @@ def _consume(cta, out, index):
     scales = T.meta_var(Scales.of(kernel) if kernel.spec.is_scaled else None)
     scheduler = cta.scheduler()
     while scheduler.valid():
-        row, column = meta_vars((scheduler.row + consumer.first_row, cta.column(scheduler)))
-        if scheduler.is_of_group() & (row >= scheduler.end):
+        # The next tile is found while this one's last MMAs are under way, so what is known of this one is kept.
+        row: T.let = scheduler.row + consumer.first_row
+        column: T.let = cta.column(scheduler)
+        end: T.let = scheduler.end
+        group: T.let = scheduler.segment
+        if group >= kernel.spec.groups:
+            scheduler.advance()
+            store_zeros(kernel, out, (row, column, warp * 32 + lane), end)
+        elif row >= end:
             _pass_over(consumer, gemm.k_tiles)
-        elif scheduler.is_of_group():
+            scheduler.advance()
+        else:
             if kernel.spec.is_scaled:
-                run_scaled(kernel, consumer, scales, (scheduler.segment, row, column))
+                run_scaled(kernel, consumer, scales, (group, row, column))
+                scheduler.advance()
             else:
                 run_mainloop(consumer, gemm.k_tiles)
+                scheduler.advance()
                 finish_mainloop(consumer)
-            store_rows(context, (row, column, index), scheduler.end)
-        else:
-            store_zeros(kernel, out, (row, column, warp * 32 + lane), scheduler.end)
-        scheduler.advance()
+            store_rows(context, (row, column, index), end)
     wait_for_stores(gemm.epilogue_plan, (warp == 0) & (lane == 0))
 
 

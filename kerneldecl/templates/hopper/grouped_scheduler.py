@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tvm.script import tirx as T
 
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.grouped_config import GroupedKernel
+from kerneldecl.templates.shared.grouped_tiles import GroupedTiles
 
 
 class Tables(NamedTuple):
@@ -24,7 +24,7 @@ class Tables(NamedTuple):
     """Rows of tiles up to its last one, in one of two halves; the other one is where they are added up."""
 
     @classmethod
-    def of(cls, pool: Any, kernel: GroupedKernel) -> Tables:
+    def of(cls, pool: Any, kernel: GroupedTiles) -> Tables:
         count = kernel.segments
         return cls(pool.alloc((count,), "int32", align=16), pool.alloc((count,), "int32"), pool.alloc((2, count), "int32"))
 
@@ -37,7 +37,7 @@ def doublings(count: int) -> list[int]:
 @T.inline
 def fill_tables(kernel, tables, sizes, thread):
     """Have all threads of a CTA find the segments, and add up their rows of tiles: a scan, in steps of powers of two."""
-    threads, count, block_m = meta_vars((kernel.params.threads, kernel.segments, kernel.params.block_m))
+    threads, count, block_m = meta_vars((kernel.threads, kernel.segments, kernel.tile[0]))
     for i in T.unroll(-(-count // threads)):
         segment = T.meta_var(i * threads + thread)
         if segment < count:
@@ -62,7 +62,7 @@ def fill_tables(kernel, tables, sizes, thread):
 class GroupedScheduler:
     """The tiles of a cluster, one after the other."""
 
-    def __init__(self, kernel: GroupedKernel, tables: Tables, first: Any) -> None:
+    def __init__(self, kernel: GroupedTiles, tables: Tables, first: Any) -> None:
         self.kernel = kernel
         self.tables = tables
         self.half = len(doublings(kernel.segments)) % 2
@@ -95,11 +95,11 @@ class GroupedScheduler:
         self.end = T.Select(self.segment > 0, self.tables.tiles[self.half, T.max(self.segment - 1, 0)], 0)
         self.place = self.linear - self.end * columns
         self.height = T.max(self.tables.tiles[self.half, self.segment] - self.end, 1)
-        group: T.let = T.min(self.kernel.params.raster_group, self.height)
+        group: T.let = T.min(self.kernel.tile[2], self.height)
         start: T.let = self.place // (group * columns) * group
         last: T.let = T.max(T.min(self.height - start, group), 1)
         at: T.let = self.place % (group * columns)
-        self.row = self.tables.first[self.segment] + (start + at % last) * self.kernel.params.block_m
+        self.row = self.tables.first[self.segment] + (start + at % last) * self.kernel.tile[0]
         self.column = at // last
         self.end = self.tables.end[self.segment]
 

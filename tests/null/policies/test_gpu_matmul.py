@@ -268,6 +268,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "wgmma_attention_decode",
         "wgmma_matmul_grouped",
         "wgmma_matmul_gated",
+        "gpu_matmul_grouped",
         "gpu_matmul",
         "gpu_gemv_i4",
         "wgmma_matmul_block_scaled",

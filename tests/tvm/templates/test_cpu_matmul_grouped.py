@@ -23,6 +23,7 @@ from kerneldecl.compiler.cpu import PIPELINE, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_matmul_grouped as policy
+from kerneldecl.runners.guard_pages import Guarded, GuardedArray
 from kerneldecl.templates import cpu_matmul_grouped
 
 ARCH = runnable(AVX2)
@@ -75,15 +76,19 @@ def test_any_offsets_are_right(ends: list[int]) -> None:
     assert error(plain_kernel(), rule, [a, b, offsets]) <= rule.tolerance()
 
 
-@pytest.mark.parametrize("offsets", [(37, 20, 10, 5, 0), (-5, 2**31 - 1, -(2**31), 38, 36)])
-def test_offsets_that_are_none_touch_nothing_outside(offsets: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("offsets", [(0, 0, 5, 37, 37), (37, 20, 10, 5, 0), (-5, 2**31 - 1, -(2**31), 38, 36)])
+def test_nothing_outside_of_the_arguments_is_touched(offsets: tuple[int, ...], at_end: bool) -> None:
+    """Whatever the offsets are; arguments lie beside pages that must not be read."""
     rule = rule_of({})
     a, b, _ = rule.inputs(np.random.default_rng(0))
-    whole = np.full((37 * 3, 75), 7, np.float32)
-    out = whole[37:74]
-    plain_kernel()(*map(tensor, map(aligned, (a, b, np.array(offsets, np.int32)))), tensor(out))
-    assert (whole[:37] == 7).all()
-    assert (whole[74:] == 7).all()
+    signature = rule.signature()
+    arrays = [GuardedArray(arg, is_input=arg in signature.inputs) for arg in signature.args]
+    placed = [array.placed(at_end=at_end) for array in arrays]
+    for place, value in zip(placed, (a, b, np.array(offsets, np.int32)), strict=False):
+        place[...] = value
+    kernel, tensors = plain_kernel(), [tensor(place) for place in placed]
+    assert Guarded(arrays).watched(lambda: kernel(*tensors)) == ""
 
 
 @pytest.mark.parametrize(
