@@ -287,11 +287,17 @@ def computations(databases: Sequence[str], traceless: Sequence[str], folder: str
 
 
 def extract(
-    root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "", targets: Sequence[Json] = ()
+    root: str,
+    model: str,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    dtype: str = "",
+    targets: Sequence[Json] = (),
+    rows: str = "",
 ) -> dict[str, Any]:
     """Return the functions of a model that entries can declare, and why the others have no entry; a problem if it is no model.
 
-    `sizes` gives the shape buckets of dynamic dimensions, `dtype` the half precision that a float32 model gets. `targets` are those that
+    `sizes` gives the shape buckets of dynamic dimensions, `rows` names the one whose size is known at run time, in place of which attributes
+    have the answer's `marker`. `dtype` is the half precision that a float32 model gets. `targets` are those that
     entries are built for, each with name, arch and policy: where they have fused kernels for other parts of the model, it has other
     functions for each.
 
@@ -301,10 +307,13 @@ def extract(
     rules have a faster form that does not fit.
     """
     from kerneldecl.compiler.graph.places import noted_of, refused_of
-    from kerneldecl.compiler.model_import import fused_kernels, model_error, read_model
+    from kerneldecl.compiler.model_import import fused_kernels, marked_rows, model_error, read_model
 
+    marker = 0
     try:
-        mod = read_model.read_model(model, dims=tuple(sizes or ()), dtype=dtype)
+        mod = read_model.read_model(model, dims=tuple(sizes or ()) or ((rows,) if rows else ()), dtype=dtype)
+        if rows:
+            mod, marker = marked_rows.with_marker(mod, rows)
         if sizes:
             mod = read_model.with_shape_buckets(mod, sizes)
     except model_error.ModelError as error:
@@ -321,7 +330,12 @@ def extract(
         {**_computed(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
         for found in functions.values()
     ]
+    for each in list(described) if rows else ():
+        if reason := marked_rows.why_not_any_rows(each, marker, rows):
+            described.remove(each)
+            left_out[each["name"]] = reason
     return {
+        "marker": marker,
         "functions": described,
         "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
         "in_parts": [{"targets": list(form.targets), "what": refused_of(form.mod), "noted": noted_of(form.mod)} for form in forms],
