@@ -23,7 +23,7 @@ from kerneldecl.errors import ExitCode
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), help="Make a half-precision model of a float32 one.")
 @json_option
 @click.pass_obj
-def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool, **of: str | None) -> None:
+def extract(settings: Settings, /, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool, **of: str | None) -> None:
     """Declare what a MODEL calls: Relax IR (.json), ONNX (.onnx), torch.export (.pt2) or a Python module:attribute.
 
     Run again, it adds new entries, marks those no longer called and keeps every other line.

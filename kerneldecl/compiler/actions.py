@@ -296,8 +296,8 @@ def extract(
 ) -> dict[str, Any]:
     """Return the functions of a model that entries can declare, and why the others have no entry; a problem if it is no model.
 
-    `sizes` gives the shape buckets of dynamic dimensions, `rows` names the one whose size is known at run time, in place of which attributes
-    have the answer's `marker`. `dtype` is the half precision that a float32 model gets. `targets` are those that
+    `sizes` gives the shape buckets of dynamic dimensions, `rows` names the one whose size is known at run time: attributes have the
+    answer's `marker` in its place. `dtype` is the half precision that a float32 model gets. `targets` are those that
     entries are built for, each with name, arch and policy: where they have fused kernels for other parts of the model, it has other
     functions for each.
 
