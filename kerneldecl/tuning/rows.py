@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.model import Rows
+from kerneldecl.rows import Rows
 from kerneldecl.runners.process import Answer
 from kerneldecl.runners.verdict import judged
 from kerneldecl.timing import median, raced
