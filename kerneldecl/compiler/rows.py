@@ -212,5 +212,11 @@ def _function(size: _Size, formulas: Sequence[Formula], unit: int) -> tvm.IRModu
     return tvm.IRModule({"main": tirx.PrimFunc(func.params, func.body, func.ret_type, func.attrs)})
 
 
+def arguments_of(func: Any) -> list[tuple[tuple[int | str, ...], str]]:
+    """Return (shape, dtype) of each buffer parameter, extents that are known when it is called as text."""
+    extents = (tuple(int(each) if isinstance(each, tirx.IntImm) else str(each) for each in param.shape) for param in func.params)
+    return [(shape, str(param.dtype)) for shape, param in zip(extents, func.params, strict=True)]
+
+
 def _index_dtype(func: Any) -> str:
     return next(str(extent.ty.dtype) for param in func.params for extent in param.shape)

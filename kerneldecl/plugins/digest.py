@@ -15,7 +15,7 @@ from kerneldecl.store.keys import digest
 
 Imports = dict[Path, frozenset[Path]]
 """The files that each file imports."""
-_CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "plugins", "serial", "store", "toolchain")
+_CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "rows", "plugins", "serial", "store", "toolchain")
 """Rooms of the package that are not followed: values, messages and doors to the machine, which choose nothing."""
 
 
