@@ -9,10 +9,11 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kerneldecl.errors import TuningError
 from kerneldecl.limits import Budget
+from kerneldecl.rows import Rows
 from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
 Scalar = bool | int | float | str
@@ -60,37 +61,6 @@ def uses(policy: Policy) -> tuple[PolicyUse, ...]:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A number of rows that is known when a kernel is called, as a table declares it: `m = { upto = 4096, tuned = [1, 16, 128] }`."""
-
-    name: str
-    """Name of the kernel that takes any number of them: that of its entries without the number."""
-    attribute: str
-    place: int
-    """Place of the number in the attribute's list; -1 where the attribute is the number."""
-    upto: int
-    tuned: tuple[int, ...]
-    """Numbers that kernels are tuned for, ascending: an entry each."""
-
-    def of(self, attrs: Mapping[str, Any]) -> int:
-        """Return the number of rows in an entry's attributes."""
-        value = attrs[self.attribute]
-        return int(value if self.place < 0 else value[self.place])
-
-    def at(self, attrs: Mapping[str, Any], rows: int) -> dict[str, Any]:
-        """Return an entry's attributes with another number of rows."""
-        listed = None if self.place < 0 else [*attrs[self.attribute][: self.place], rows, *attrs[self.attribute][self.place + 1 :]]
-        return {**attrs, self.attribute: rows if listed is None else tuple(listed)}
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "attribute": self.attribute, "place": self.place, "upto": self.upto, "tuned": list(self.tuned)}
-
-    @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> Rows:
-        return cls(**{**json, "tuned": tuple(json["tuned"])})
-
-
-@dataclass(frozen=True)
 class Workload:
     """One fully expanded entry of workloads.toml, for one target."""
 
@@ -117,17 +87,6 @@ class Workload:
     """What the whole search may take."""
     timing: str = DEFAULT_TIMING
     rows: Rows | None = None
-    """The rows of which its own number is one that is tuned; None where its number of rows is fixed."""
-
-    @property
-    def takes_any_rows(self) -> bool:
-        """Say whether its kernel takes other numbers of rows, too. That for a single row is no GEMM: it is tuned as any entry is."""
-        return self.rows is not None and self.rows.of(dict(self.attrs)) > 1
-
-    @property
-    def rows_field(self) -> Mapping[str, Any]:
-        """Return what a request holds of the rows that its kernel takes; nothing where it takes its own number alone."""
-        return {"rows": self.rows.to_json()} if self.rows and self.takes_any_rows else {}
 
     @property
     def nan_field(self) -> Mapping[str, str]:
@@ -242,7 +201,6 @@ class Arch:
     """TVM's target dictionary, sorted by key."""
     cpu: Cpu | None = None
     gpu: Gpu | None = None
-    """Either `cpu` or `gpu` is there: the one that `kind` names."""
     is_detected: bool = False
     """True for `host`: records hold for one kind of machine and stay out of the lock."""
     cuda_min: str = ""
@@ -353,7 +311,6 @@ class Candidate:
 
     template: str
     params: tuple[tuple[str, Value], ...]
-    """Sorted by name."""
 
     @classmethod
     def of(cls, template: str, params: Mapping[str, Value]) -> Candidate:

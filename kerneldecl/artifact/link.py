@@ -27,6 +27,7 @@ from kerneldecl.artifact.archive import ARCHIVE, write_archive
 from kerneldecl.artifact.manifest import DATABASE, MANIFEST, SCHEMA, TUNING_RECORDS, WITH_INTRINSICS, WORKLOADS, traceless_file, with_digest
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
+from kerneldecl.rows import rows_field
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import arch_fields, compilers, digest
 from kerneldecl.store.keys import symbol as symbol_of
@@ -259,7 +260,7 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[
         "rule": workload.rule,
         "attrs": dict(workload.attrs),
         **workload.nan_field,
-        **workload.rows_field,
+        **rows_field(workload.rows, workload.attrs),
         "tags": list(workload.tags),
         "symbol": kernel.symbol,
         **lowered.signature,

@@ -19,21 +19,23 @@ from kerneldecl.errors import ExitCode
 @click.argument("model")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="The workspace's workloads.toml, new or not.")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes of a dynamic dimension that get entries; repeatable.")
+@click.option("--rows", metavar="NAME=SIZE,…..MOST", help="Dynamic dimension of which entries take any size, tuned for some.")
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), help="Make a half-precision model of a float32 one.")
 @json_option
 @click.pass_obj
-def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str, ...], dtype: str | None, as_json: bool) -> None:
+def extract(settings: Settings, /, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool, **of: str | None) -> None:
     """Declare what a MODEL calls: Relax IR (.json), ONNX (.onnx), torch.export (.pt2) or a Python module:attribute.
 
     Run again, it adds new entries, marks those no longer called and keeps every other line.
     """
     from kerneldecl.declare.toml_keys import FILE
-    from kerneldecl.extract.extract import extract_model, extracted_text, sizes_of
+    from kerneldecl.extract.extract import any_rows_of, extract_model, extracted_text, sizes_of
 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; expected a path that ends in {FILE}")
     root = settings.root if output is None else output.resolve().parent
-    print_result(as_json, extract_model(model, root, sizes_of(dims), dtype or ""), extracted_text)
+    rows = any_rows_of(of["rows"]) if of["rows"] else None
+    print_result(as_json, extract_model(model, root, sizes_of(dims), of["dtype"] or "", rows), extracted_text)
 
 
 @click.command()

@@ -25,13 +25,14 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
-from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, unit_of, with_upto
+from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, rows_of, unit_of, varying_extents, with_upto
 from kerneldecl.errors import DeclarationError
 from kerneldecl.limits import MOST_TOLERANCE
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Rows, dtype_bytes
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points
+from kerneldecl.rows import Rows
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
@@ -46,14 +47,11 @@ Spec = Mapping[str, Any]
 
 
 def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: Json | None = None) -> dict[str, Any]:
-    """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything.
-
-    `rows` says which attribute is known when a kernel is called.
-    """
+    """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything."""
     declared = _rule(root, rule, attrs)
     spec = {"root": root, "rule": rule, "attrs": attrs, **({"nan": nan} if nan else {}), **({"rows": rows} if rows else {})}
     mod = _module(spec)
-    varying = _varying(spec) if rows else {}
+    varying = {"varying": _varying(spec), "any_rows": canonical.module_digest(_any_rows(spec))} if rows else {}
     if not 0 <= declared.tolerance() <= MOST_TOLERANCE:
         expected = f"expected a number from 0 to {MOST_TOLERANCE:g}: any kernel would pass"
         raise ValueError(f"tolerance() is {declared.tolerance():g}; {expected}")
@@ -69,39 +67,21 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: J
     }
 
 
-def _varying(spec: Spec) -> dict[str, Any]:
-    """Return the argument and the dimension of each extent that is the number of rows; raise ValueError where others depend on it."""
-    rows = Rows.from_json(spec["rows"])
-    now = rows.of(spec["attrs"])
-    one, other = (_rule(spec["root"], spec["rule"], rows.at(spec["attrs"], count)).signature() for count in (now, now + 2))
-    found: list[list[int]] = []
-    for place, (arg, later) in enumerate(zip(one.args, other.args, strict=True)):
-        for dim, (extent, grown) in enumerate(zip(arg.shape, later.shape, strict=True)):
-            if (extent, grown) == (now, now + 2):
-                found.append([place, dim])
-            elif extent != grown:
-                raise ValueError(
-                    f"dimension {dim} of {arg.name} is {extent} for {now} rows; expected {rows.attribute} itself, or no change"
-                )
-    if not any(place < len(one.inputs) for place, _ in found):
-        raise ValueError(f"{rows.attribute} is an extent of no input: nothing tells a call's rows")
-    return {"varying": found, "any_rows": canonical.module_digest(_any_rows(spec))}
-
-
 def _any_rows(spec: Spec) -> tvm.IRModule:
     """Return the computation of any number of rows; raise ValueError where it is not one for all of them."""
-    general = for_any_rows(functools.partial(_at_rows, spec), _rows_of(spec), ONE_ROW)
+    general = for_any_rows(functools.partial(_at_rows, spec), rows_of(spec), ONE_ROW)
     if general is None:
         raise ValueError(f"what rule {spec['rule']} computes depends on {Rows.from_json(spec['rows']).attribute} by more than extents")
     return general
 
 
-def _rows_of(spec: Spec) -> int:
-    return Rows.from_json(spec["rows"]).of(spec["attrs"])
+def _varying(spec: Spec) -> list[list[int]]:
+    rows, now = Rows.from_json(spec["rows"]), rows_of(spec)
+    signatures = [_rule(spec["root"], spec["rule"], rows.at(spec["attrs"], count)).signature() for count in (now, now + 2)]
+    return varying_extents(signatures[0], signatures[1], rows, now)
 
 
 def _at_rows(spec: Spec, count: int) -> tvm.IRModule:
-    """Return the module of another number of rows."""
     attrs = Rows.from_json(spec["rows"]).at(spec["attrs"], count)
     return _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], attrs)), spec.get("nan", ""))
 
@@ -215,7 +195,7 @@ def _for_any_rows(spec: Spec, candidate: Candidate, arch: Arch) -> cpu.Scheduled
         found = cpu.apply_candidate(Path(spec["root"]), _at_rows(spec, count), candidate, arch)
         return None if found is None else found.mod
 
-    general = for_any_rows(applied, _rows_of(spec), unit_of(dict(candidate.params)))
+    general = for_any_rows(applied, rows_of(spec), unit_of(dict(candidate.params)))
     return None if general is None else cpu.ScheduledModule(with_upto(general, spec["rows"]["upto"]), None)
 
 
@@ -287,11 +267,17 @@ def computations(databases: Sequence[str], traceless: Sequence[str], folder: str
 
 
 def extract(
-    root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "", targets: Sequence[Json] = ()
+    root: str,
+    model: str,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    dtype: str = "",
+    targets: Sequence[Json] = (),
+    rows: str = "",
 ) -> dict[str, Any]:
     """Return the functions of a model that entries can declare, and why the others have no entry; a problem if it is no model.
 
-    `sizes` gives the shape buckets of dynamic dimensions, `dtype` the half precision that a float32 model gets. `targets` are those that
+    `sizes` gives the shape buckets of dynamic dimensions, `rows` names the one whose size is known at run time: attributes have the
+    answer's `marker` in its place. `dtype` is the half precision that a float32 model gets. `targets` are those that
     entries are built for, each with name, arch and policy: where they have fused kernels for other parts of the model, it has other
     functions for each.
 
@@ -301,10 +287,13 @@ def extract(
     rules have a faster form that does not fit.
     """
     from kerneldecl.compiler.graph.places import noted_of, refused_of
-    from kerneldecl.compiler.model_import import fused_kernels, model_error, read_model
+    from kerneldecl.compiler.model_import import fused_kernels, marked_rows, model_error, read_model
 
+    marker = 0
     try:
-        mod = read_model.read_model(model, dims=tuple(sizes or ()), dtype=dtype)
+        mod = read_model.read_model(model, dims=tuple(sizes or ()) or ((rows,) if rows else ()), dtype=dtype)
+        if rows:
+            mod, marker = marked_rows.with_marker(mod, rows)
         if sizes:
             mod = read_model.with_shape_buckets(mod, sizes)
     except model_error.ModelError as error:
@@ -321,7 +310,12 @@ def extract(
         {**_computed(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
         for found in functions.values()
     ]
+    for each in list(described) if rows else ():
+        if reason := marked_rows.why_not_any_rows(each, marker, rows):
+            described.remove(each)
+            left_out[each["name"]] = reason
     return {
+        "marker": marker,
         "functions": described,
         "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
         "in_parts": [{"targets": list(form.targets), "what": refused_of(form.mod), "noted": noted_of(form.mod)} for form in forms],

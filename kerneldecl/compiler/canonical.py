@@ -20,8 +20,6 @@ from kerneldecl.store.keys import digest
 
 _NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
 _DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")
-_EXTENT = re.compile(r'TypeVar\("[^"\n]*"\)')
-"""The definition of an extent that is known when a function is called, with its name as a string."""
 _NEST = ("    for ", "    with T.sblock(")
 _RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
 
@@ -66,12 +64,6 @@ def signature_of(func: Any) -> list[tuple[tuple[int, ...], str]]:
     return args
 
 
-def arguments_of(func: Any) -> list[tuple[tuple[int | str, ...], str]]:
-    """Return (shape, dtype) of each buffer parameter, extents that are known when it is called as text."""
-    extents = (tuple(int(each) if isinstance(each, tvm.tirx.IntImm) else str(each) for each in param.shape) for param in func.params)
-    return [(shape, str(param.dtype)) for shape, param in zip(extents, func.params, strict=True)]
-
-
 def _check_signature(func: Any, signature: Signature) -> None:
     got, want = signature_of(func), [(arg.shape, arg.dtype) for arg in signature.args]
     if got != want:
@@ -103,7 +95,7 @@ def nests(mod: tvm.IRModule) -> list[list[str]]:
 def canonical_lines(lines: Iterable[str]) -> list[str]:
     """Return a script's lines with variables renamed in order of definition, or of use where they are defined elsewhere."""
     names = _Names()
-    return [names.renamed(_EXTENT.sub("TypeVar()", line)) for line in lines]
+    return [names.renamed(line) for line in lines]
 
 
 class _Names:

@@ -28,7 +28,6 @@ import tvm_ffi
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm_ffi import structural
 
-from kerneldecl.compiler.canonical import arguments_of
 from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
 from kerneldecl.compiler.passes.aligned_vectors import aligned_vectors
 from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
@@ -37,6 +36,7 @@ from kerneldecl.compiler.passes.registers import lane_arrays, narrowed, unrolled
 from kerneldecl.compiler.passes.single_barrier import one_barrier
 from kerneldecl.compiler.passes.spread_copies import spread_copies
 from kerneldecl.compiler.prim_funcs import is_tirx
+from kerneldecl.compiler.rows import arguments_of
 from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.store.keys import digest, key, manifest
 from kerneldecl.store.local import Record

@@ -13,6 +13,8 @@ from kerneldecl.compiler.canonical import canonical_lines, canonical_module, cod
 from kerneldecl.store.keys import digest
 
 _WIDTH = re.compile(r"T\.int(?:32|64)\((-?\d+)\)")
+_EXTENT = re.compile(r'TypeVar\("[^"\n]*"\)')
+"""The definition of an extent that is known when a function is called, with its name as a string."""
 _OPERATORS = {ast.Add: "+", ast.Mult: "*"}
 _FUNCTIONS = ("max", "min", "reads")
 """Functions of T whose arguments may stand in any order. T.reads lists regions in the order of the block's expressions."""
@@ -23,7 +25,7 @@ def match_digest(func: Any) -> str:
 
     Both operands of an operation have one dtype, which the other operand or the buffer gives; so literal integers need no width.
     """
-    lines = canonical_lines(without_widths(line) for line in code_lines(canonical_module(func)))
+    lines = canonical_lines(_EXTENT.sub("TypeVar()", without_widths(line)) for line in code_lines(canonical_module(func)))
     return digest("\n".join(map(ordered, lines)).encode())
 
 

@@ -20,7 +20,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
-from kerneldecl.model import Value
+from kerneldecl.model import Signature, Value
+from kerneldecl.rows import Rows
 
 UPTO = "kerneldecl.rows_upto"
 """The attribute of a function with the largest number of rows that it is called with."""
@@ -55,9 +56,33 @@ class _Size:
     """The function with zeros in their place."""
 
 
+def rows_of(spec: Mapping[str, Any]) -> int:
+    """Return the number of rows that a workload's own is."""
+    return Rows.from_json(spec["rows"]).of(spec["attrs"])
+
+
 def with_upto(mod: tvm.IRModule, upto: int) -> tvm.IRModule:
     """Return a module whose function says how many rows it may be called with."""
     return tvm.IRModule({"main": mod["main"].with_attr(UPTO, upto)})
+
+
+def varying_extents(one: Signature, other: Signature, rows: Rows, now: int) -> list[list[int]]:
+    """Return the argument and the dimension of each extent that is the number of rows; raise ValueError where others depend on it.
+
+    `one` is the signature of `now` rows, `other` that of two more.
+    """
+    found: list[list[int]] = []
+    for place, (arg, later) in enumerate(zip(one.args, other.args, strict=True)):
+        for dim, (extent, grown) in enumerate(zip(arg.shape, later.shape, strict=True)):
+            if (extent, grown) == (now, now + 2):
+                found.append([place, dim])
+            elif extent != grown:
+                raise ValueError(
+                    f"dimension {dim} of {arg.name} is {extent} for {now} rows; expected {rows.attribute} itself, or no change"
+                )
+    if not any(place < len(one.inputs) for place, _ in found):
+        raise ValueError(f"{rows.attribute} is an extent of no input: nothing tells a call's rows")
+    return found
 
 
 class Unit(NamedTuple):
@@ -185,6 +210,12 @@ def _function(size: _Size, formulas: Sequence[Formula], unit: int) -> tvm.IRModu
 
     func = structural.structural_map(size.func, [(tirx.IntImm, placed)], order="post")
     return tvm.IRModule({"main": tirx.PrimFunc(func.params, func.body, func.ret_type, func.attrs)})
+
+
+def arguments_of(func: Any) -> list[tuple[tuple[int | str, ...], str]]:
+    """Return (shape, dtype) of each buffer parameter, extents that are known when it is called as text."""
+    extents = (tuple(int(each) if isinstance(each, tirx.IntImm) else str(each) for each in param.shape) for param in func.params)
+    return [(shape, str(param.dtype)) for shape, param in zip(extents, func.params, strict=True)]
 
 
 def _index_dtype(func: Any) -> str:

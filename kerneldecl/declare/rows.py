@@ -12,7 +12,7 @@ from typing import Any
 from kerneldecl.declare.expansion import Attrs, Axis
 from kerneldecl.declare.toml_keys import Finding
 from kerneldecl.diagnostics.messages import show
-from kerneldecl.model import Rows
+from kerneldecl.rows import Rows
 
 EXAMPLE = "{ upto = 4096, tuned = [1, 16, 128] }"
 

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneldecl.model import Value
 
@@ -36,6 +36,20 @@ _SHOWN = 3
 _UNUSED = "# Unused: no longer called by {model}."
 
 
+class MarkedRows(NamedTuple):
+    """Rows that are known when kernels are called, and the number that stands for them in attributes."""
+
+    marker: int
+    tuned: tuple[int, ...]
+    upto: int
+
+    def placed(self, value: Any, of: Any) -> Any:
+        """Return a value with something in place of the marker."""
+        if isinstance(value, tuple):
+            return tuple(self.placed(item, of) for item in value)
+        return of if value == self.marker and type(value) is int else value
+
+
 @dataclass(frozen=True)
 class Function:
     """A function of the model."""
@@ -51,12 +65,15 @@ class Function:
     """Other places in the model that call it; the name is that of the first."""
     targets: tuple[str, ...] = ()
     """Targets that it is for; none for all."""
+    rows: MarkedRows | None = None
 
     def is_of(self, table: Table) -> bool:
         return any(self.is_computed_by(rule, attrs) for rule, attrs in table.workloads)
 
     def is_computed_by(self, rule: str, attrs: tuple[tuple[str, Value], ...]) -> bool:
-        return rule == self.rule and set(self.identity) <= set(attrs)
+        rows = self.rows
+        identity = {(key, rows.placed(value, rows.tuned[-1])) for key, value in self.identity} if rows else {*self.identity}
+        return rule == self.rule and identity <= {*attrs}
 
 
 @dataclass(frozen=True)
@@ -173,7 +190,16 @@ def _entry(name: str, function: Function, model: str) -> str:
         pairs.append(("targets", list(function.targets)))
     pairs.append(("tags", [model, _calls_tag(model, function.calls)]))
     # JSON of strings, numbers, booleans and lists is TOML as well.
-    return "".join(["\n", _also(function.places), "[[workload]]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in pairs)])
+    return "".join(["\n", _also(function.places), "[[workload]]\n", *(f"{key} = {_toml(value, function.rows)}\n" for key, value in pairs)])
+
+
+def _toml(value: Any, rows: MarkedRows | None) -> str:
+    """Return a value as TOML, a table in place of the number that marks rows."""
+    if rows and type(value) is int and value == rows.marker:
+        return f"{{ upto = {rows.upto}, tuned = {json.dumps(rows.tuned)} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item, rows) for item in value)}]"
+    return json.dumps(value)
 
 
 def _also(places: Sequence[str]) -> str:

@@ -11,14 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneldecl.declare.document import declare, declared, decode, parse, scope_of
 from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract.coverage import Coverage, Work, coverage
-from kerneldecl.extract.edit_toml import HEADER, Function, Merged, Table, merge, tag_word
+from kerneldecl.extract.edit_toml import HEADER, Function, MarkedRows, Merged, Table, merge, tag_word
 from kerneldecl.extract.expected_fallbacks import expected_fallbacks
 from kerneldecl.model import frozen
 from kerneldecl.planning.fallbacks import share_text
@@ -32,10 +32,21 @@ FUNCTIONS = "functions"
 _LIMIT_SECS = 1800.0
 
 
-def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "") -> dict[str, Any]:
+class AnyRows(NamedTuple):
+    """A dynamic dimension of a model whose size is known when kernels are called."""
+
+    dim: str
+    tuned: tuple[int, ...]
+    upto: int
+
+
+def extract_model(
+    model: str, root: Path, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "", rows: AnyRows | None = None
+) -> dict[str, Any]:
     """Add entries for a model's functions to the workspace's file, which is created if missing; return a summary.
 
-    `sizes` are those for which a dynamic dimension of the model gets entries. `dtype` is the half precision that a float32 model gets.
+    `sizes` are those for which a dynamic dimension of the model gets entries, `rows` is the one of which they take any size. `dtype` is the
+    half precision that a float32 model gets.
 
     Raise DeclarationError where the model cannot be read or the file has mistakes; nothing is written then.
     """
@@ -44,8 +55,9 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
     options = {"sizes": {dim: list(extents) for dim, extents in (sizes or {}).items()}, "dtype": dtype, "targets": _targets(root, content)}
-    answer = _read_by_a_worker(model, root, options)
-    functions = {_function(found): found for found in answer["functions"]}
+    answer = _read_by_a_worker(model, root, {**options, **({"rows": rows.dim} if rows else {})})
+    marked = MarkedRows(answer["marker"], rows.tuned, rows.upto) if rows else None
+    functions = {_function(found, marked): found for found in answer["functions"]}
     if not functions:
         raise _failure(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
     merged = merge(decode(content), tables, functions, name)
@@ -71,6 +83,15 @@ def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
             raise DeclarationError([Problem(f"--dim {text}", sentence, "expected each dimension once, such as --dim n=1,16,128")])
         sizes[found[1]] = [int(size) for size in found[2].split(",")]
     return sizes
+
+
+def any_rows_of(text: str) -> AnyRows:
+    """Return the dimension that a text such as n=1,16,128..4096 is of; raise DeclarationError for any other text."""
+    found = re.fullmatch(r"([A-Za-z_]\w*)=(\d+(?:,\d+)*)\.\.(\d+)", text)
+    if found is None:
+        sentence, hint = "not a dimension with the sizes to tune and the largest", "expected it as in --rows n=1,16,128..4096"
+        raise DeclarationError([Problem(f"--rows {text}", sentence, hint)])
+    return AnyRows(found[1], tuple(sorted({int(size) for size in found[2].split(",")})), int(found[3]))
 
 
 def _read_by_a_worker(model: str, root: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,13 +122,14 @@ def _coverage(answer: Mapping[str, Any]) -> dict[str, float]:
     return asdict(coverage(Work(rule=each["rule"], calls=each["calls"], **each["work"]) for each in functions))
 
 
-def _function(found: Mapping[str, Any]) -> Function:
+def _function(found: Mapping[str, Any], rows: MarkedRows | None) -> Function:
     shared: dict[str, Any] = {
         "name": found["name"],
         "rule": found["rule"],
         "calls": found["calls"],
         "places": tuple(found.get("places", ())),
         "targets": tuple(found.get("targets", ())),
+        "rows": rows,
     }
     if found["rule"] == "tensor_ir":
         file = (("file", f"{FUNCTIONS}/{found['computation'][:20]}.json"),)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kerneldecl.model import SPECIALIZE, Arch, Options, Workload, uses
 from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subject
 from kerneldecl.planning.causes import Cause
+from kerneldecl.planning.rows import Ranges, with_rows
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import Group, Lowered, TuneResult, groups_from_json
@@ -27,9 +28,6 @@ Before = Callable[[str, Kind, str], str]
 """Gives the manifest of an entry's (or target's) action in the last build, where that of now is given; empty where there was none."""
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
-
-Ranges = tuple[tuple[int, int], ...]
-"""Numbers of rows, ascending, each with that which the kernel is tuned for that takes so many and fewer."""
 
 VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-3", "seed": 20}
 """Protocol of verification, and the seed of inputs: it rises where kernels are to be verified again, and timed no more."""
@@ -372,7 +370,8 @@ def plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past
 
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: tuple[str, str]) -> Plan:
     """Return the plan of all entries. `artifact` is the declared name and version."""
-    entries = with_rows(tuple(plan_entry(workload, inputs, read, past) for workload in workloads), inputs, read)
+    planned = tuple(plan_entry(workload, inputs, read, past) for workload in workloads)
+    entries = with_rows(planned, lambda workload: reference(workload, inputs), read)
     by_target: dict[str, list[EntryPlan]] = {}
     for entry in entries:
         by_target.setdefault(entry.workload.target, []).append(entry)
@@ -380,41 +379,6 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
     # Nobody needs the object of an entry while the artifact that holds it is whole.
     wanted = {link.target for link in links if not link.is_hit}
     return Plan(tuple(_with_build(entry, past) if entry.workload.target in wanted else entry for entry in entries), tuple(links))
-
-
-def with_rows(entries: tuple[EntryPlan, ...], inputs: Inputs, read: Read) -> tuple[EntryPlan, ...]:
-    """Return the entries with the choice among kernels of each number of rows that is known at run time, once all of them are tuned."""
-    several: dict[tuple[str, str], list[EntryPlan]] = {}
-    for entry in entries:
-        if entry.workload.rows:
-            several.setdefault((entry.workload.target, entry.workload.rows.name), []).append(entry)
-    planned = {entry.entry: entry for members in several.values() for entry in _chosen_by_rows(members, inputs, read)}
-    return tuple(planned.get(entry.entry, entry) for entry in entries) if planned else entries
-
-
-def _chosen_by_rows(members: Sequence[EntryPlan], inputs: Inputs, read: Read) -> list[EntryPlan]:
-    """Return the entries of one kernel of any number of rows with the action that chooses among them."""
-    last, rows = members[-1], members[-1].workload.rows
-    assert rows is not None, "these have rows"
-    subject = Subject(last.entry, last.workload.target, "rows")
-    if not all(entry.tuned for entry in members):
-        awaited = next(entry.entry for entry in members if not entry.tuned)
-        return [replace(entry, actions=(*entry.actions, Action.waiting(subject, awaited))) for entry in members]
-    objects = {rows.of(dict(entry.workload.attrs)): entry.tuned.build_key for entry in members if entry.tuned}
-    search = {
-        "protocol": measuring(last.arch.kind, last.workload.timing),
-        "reference": reference(last.workload, inputs),
-        "unmeasured": any(entry.is_unmeasured for entry in members),
-    }
-    manifest = keys.rows_manifest(objects, rows.upto, search, last.arch)
-    key = keys.key(manifest)
-    found = read("rows", key, last.arch.is_detected)
-    found = found if isinstance(found, Record) else read("rows", key, True)  # chosen here, where nothing could be timed
-    if not isinstance(found, Record):
-        ready = Action.ready(subject, key, "its kernels were never compared at other numbers of rows", manifest)
-        return [replace(entry, actions=(*entry.actions, ready)) for entry in members]
-    ranges = tuple((int(upto), int(tuned)) for upto, tuned in found.result["ranges"])
-    return [replace(entry, actions=(*entry.actions, Action.done(subject, key)), ranges=ranges) for entry in members]
 
 
 def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:

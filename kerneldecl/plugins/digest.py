@@ -80,7 +80,7 @@ class Reading:
         return self.paths[file, root]
 
 
-_CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "plugins", "serial", "store", "toolchain")
+_CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "rows", "plugins", "serial", "store", "toolchain")
 """Rooms of the package that are not followed: values, messages and doors to the machine, which choose nothing."""
 
 

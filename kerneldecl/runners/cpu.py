@@ -42,7 +42,7 @@ class _OnCpu:
         time.sleep(SETTLE_SECS)
         self.data = data
         self.arguments = [*map(aligned, data.inputs), *(aligned(poisoned(arg)) for arg in data.signature.outputs)]
-        self.kernels: dict[str, Callable[..., object]] = {}
+        self.kernels: dict[tuple[str, str], Callable[..., object]] = {}
         inputs = [GuardedArray(arg, is_input=True) for arg in data.signature.inputs]
         self._guarded = Guarded([*inputs, *(GuardedArray(arg, is_input=False) for arg in data.signature.outputs)])
         self._scales = data.all_scales([finite_rms(want) for want in data.expected])
@@ -95,21 +95,21 @@ def verify(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     verdict = verified(on_cpu, kernel)
     if "failure" in verdict:
         return verdict
-    on_cpu.kernels[library] = kernel
+    on_cpu.kernels[library, symbol] = kernel
     return {**verdict, "secs": _secs_per_call(on_cpu, kernel, 1)}
 
 
 def confirm(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     """Return the verdict on a kernel that has been timed: what it computed first need not be what it computes after many calls."""
     on_cpu = _RESIDENT.of(spec)
-    return verified(on_cpu, on_cpu.kernels.get(library) or kernel_of(load_library(Path(library)), symbol))
+    return verified(on_cpu, on_cpu.kernels.get((library, symbol)) or kernel_of(load_library(Path(library)), symbol))
 
 
 def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int, protocol: Protocol = "steady") -> dict[str, Any]:
     """Return seconds a call, one figure a sample: steady ones are the mean of `calls` calls back to back, isolated ones are of one call."""
     on_cpu = _RESIDENT.of(spec)
-    kernel = on_cpu.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
-    on_cpu.kernels[library] = kernel
+    kernel = on_cpu.kernels.get((library, symbol)) or kernel_of(load_library(Path(library)), symbol)
+    on_cpu.kernels[library, symbol] = kernel
     if protocol == "isolated":
         return {"samples": [_isolated_secs(on_cpu, kernel) for _ in range(samples)]}
     if calls > 1:

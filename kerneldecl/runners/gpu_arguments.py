@@ -51,7 +51,7 @@ class OnGpu:
         self.sizes = [_bytes(arg) for arg in data.signature.args]
         self.placement = place(self.sizes, GUARD_BYTES)
         self.data = data if self._has_room(data) else dataclasses.replace(data, others=())
-        self.kernels: dict[str, Loaded] = {}
+        self.kernels: dict[tuple[str, str], Loaded] = {}
         self.graphs: dict[tuple[object, ...], Graph] = {}
         self._memory: list[int] = []
         self._rest_until = 0.0
@@ -200,13 +200,13 @@ class OnGpu:
 
     def loaded(self, library: str, symbol: str) -> Loaded:
         """Return a kernel that was called once: its first call may load a vendor's library, which a capture does not allow."""
-        if library not in self.kernels:
+        if (library, symbol) not in self.kernels:
             kernel = Loaded(library, kernel_of(load_library(Path(library), "cuda"), symbol))
             with self._on_stream():
                 kernel.function(*(placed.tensor() for placed in self._shifted[0]))
             self.gpu.wait()
-            self.kernels[library] = kernel
-        return self.kernels[library]
+            self.kernels[library, symbol] = kernel
+        return self.kernels[library, symbol]
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         """Have kernels launch on the device's stream."""

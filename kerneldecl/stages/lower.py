@@ -6,6 +6,7 @@ Knows nothing of how rules are lowered: a worker does it.
 from __future__ import annotations
 
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.rows import rows_field
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tune import built_at_once
 from kerneldecl.tuning.task import BUILD_SECS
@@ -16,7 +17,10 @@ def lower_entries(session: Session) -> None:
     wanted = session.pending("lower")
     root = str(session.workspace.sources)
     workloads = [entry.workload for entry in wanted]
-    requests = [{"action": "lower", "root": root, "rule": w.rule, "attrs": dict(w.attrs), **w.nan_field, **w.rows_field} for w in workloads]
+    requests = [
+        {"action": "lower", "root": root, "rule": w.rule, "attrs": dict(w.attrs), **w.nan_field, **rows_field(w.rows, w.attrs)}
+        for w in workloads
+    ]
     answers = session.runner.run_all(requests, BUILD_SECS)
     if not session.options.locked:
         session.runner.start(built_at_once(session))  # they import while the first ones lower

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kerneldecl.model import Arch, Workload
+from kerneldecl.rows import rows_field
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({float, bool, tuple})
@@ -139,7 +140,7 @@ def lines_of(text: str) -> dict[str, str]:
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
     values = {**_declared(workload.attrs), **{f"files.{name}": _json(found) for name, found in files.items()}}
-    rows = workload.rows if workload.takes_any_rows else None
+    rows = workload.rows if rows_field(workload.rows, workload.attrs) else None
     varying = (("rows.attribute", rows.attribute), ("rows.place", rows.place), ("rows.upto", rows.upto)) if rows else ()
     common = _common((("rule", rule_digest), ("toolchain.tvm", toolchain["tvm"]), *workload.nan_field.items(), *varying))
     return _written("lower", values, common)

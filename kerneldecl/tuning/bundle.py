@@ -25,6 +25,7 @@ from kerneldecl.errors import ArtifactError, KerneldeclError, printable
 from kerneldecl.model import Arch, IterSpace, Trial, Workload, frozen
 from kerneldecl.planning.plan import VERIFYING, Searched, tolerance, tune_manifest
 from kerneldecl.plugins.find import STANDARD
+from kerneldecl.rows import rows_field
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, misfit, to_json, trial_from_json, trial_to_json
 from kerneldecl.store.inside import is_digest, read_regular
@@ -262,7 +263,7 @@ def with_trusted_references(entries: Sequence[Entry], runner: Runner) -> list[En
     for entry in entries:
         workload, computation = entry.task.workload, entry.task.lowered.computation
         file = str(entry.task.root / computation_name(computation))
-        said = {"rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field, **workload.rows_field}
+        said = {"rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field, **rows_field(workload.rows, workload.attrs)}
         asked = {"roots": [str(STANDARD)], "asked": said, "computation": computation}
         requests.append({"action": "reference_of", **asked, "file": file})
     answers = in_order(runner.run_all(requests, BUILD_SECS), len(requests))

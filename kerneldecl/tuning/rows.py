@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.model import Rows
+from kerneldecl.rows import Rows
 from kerneldecl.runners.process import Answer
 from kerneldecl.runners.verdict import judged
 from kerneldecl.timing import median, raced
 from kerneldecl.tuning.measure import rounded
-from kerneldecl.tuning.race import NOISE, budget_of, calls_in
+from kerneldecl.tuning.race import budget_of, calls_in
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, Runner, Task
 
 STEP = 2.5
 """Ratio of neighbouring numbers of rows at which kernels are timed, about."""
 ROUNDS = 7
 """Samples of each kernel at each number of rows, in turns."""
+TIE = 0.01
+"""Share of its time by which a kernel must be faster than one that is tuned for a nearer number."""
 NEIGHBOURS = 2
 """Kernels of smaller and of larger numbers that compete at each."""
 
@@ -84,10 +86,7 @@ def choose(task: Task, kernels: Sequence[RowsKernel], rows: Rows, runner: Runner
             return found
         secs[number] = found
         verified.add(number)
-        before = best[-1][1] if best else 0
-        fastest = min(found.values())
-        same = before in found and found[before] <= fastest * (1 + NOISE) and before > 1
-        best.append((number, before if same else min(found, key=found.__getitem__)))
+        best.append((number, _fastest(found, number)))
     for (below, _), (_, tuned) in itertools.pairwise(best):
         kernel = next(kernel for kernel in kernels if kernel.tuned == tuned)
         if below + 1 not in verified and isinstance(wrong := _timed(task, [kernel], below + 1, runner), str):
@@ -95,6 +94,12 @@ def choose(task: Task, kernels: Sequence[RowsKernel], rows: Rows, runner: Runner
         verified.add(below + 1)
     ends = [(number, tuned) for place, (number, tuned) in enumerate(best) if place + 1 == len(best) or best[place + 1][1] != tuned]
     return Chosen(tuple(ends), secs, tuple(sorted(verified)))
+
+
+def _fastest(found: Mapping[int, float], number: int) -> int:
+    """Return what the fastest kernel is tuned for; of several within noise, what is the nearest to the number of rows."""
+    least = min(found.values())
+    return min((tuned for tuned, secs in found.items() if secs <= least * (1 + TIE)), key=lambda tuned: abs(math.log(number / tuned)))
 
 
 def _competing(kernels: Sequence[RowsKernel], number: int) -> list[RowsKernel]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from kerneldecl.limits import Limits
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
+from kerneldecl.rows import rows_field
 from kerneldecl.runners.process import Answer, Answers
 from kerneldecl.serial import to_json, trial_to_json
 from kerneldecl.store import keys
@@ -80,7 +81,13 @@ def batches_of(runner: Runner) -> Batches | None:
 def spec_of(root: Path, cache: Path, workload: Workload, lowered: Lowered, shared: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a worker needs to know of a workload to lower it and make its inputs; `shared` is the cache behind the store, if any."""
     where = {"root": str(root), "cache": str(cache), **({"shared": shared} if shared else {})}
-    names = {**where, "rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field, **workload.rows_field}
+    names = {
+        **where,
+        "rule": workload.rule,
+        "attrs": dict(workload.attrs),
+        **workload.nan_field,
+        **rows_field(workload.rows, workload.attrs),
+    }
     custom = {SPECIALIZE: workload.specialize} if workload.specialize else {}
     return {**names, "computation": lowered.computation, **keys.named(lowered.names), **custom}
 

@@ -75,3 +75,16 @@ def models() -> list[Model]:
 
 UNSCHEDULED = frozenset({"nothing"})
 """Models that TVM runs: there is no kernel of nothing."""
+
+
+def dynamic_mlp(k: int, n: int) -> tvm.IRModule:
+    """Return relu(x @ w + bias) of any number of rows of x, the dynamic dimension n."""
+    shapes = {"x": (tvm.tirx.Var("n", "int64"), k), "w": (k, n), "bias": (n,)}
+    args = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
+    builder = relax.BlockBuilder()
+    with builder.function("main", args):
+        with builder.dataflow():
+            x, w, bias = args
+            result = builder.emit_output(builder.normalize(op.nn.relu(op.add(op.matmul(x, w), bias))))
+        builder.emit_func_output(result)
+    return builder.get()

@@ -20,8 +20,9 @@ from kerneldecl.declare.select import select
 from kerneldecl.declare.workload_table import expand_table
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, ExitCode, PatternError
-from kerneldecl.model import Rows, Workload
+from kerneldecl.model import Workload
 from kerneldecl.plugins import find
+from kerneldecl.rows import Rows, rows_field
 from kerneldecl.toolchain.versions import PINS
 
 Write = Callable[[Mapping[str, str]], Path]
@@ -214,7 +215,7 @@ def test_rows_at_run_time_are_an_entry_for_each_number_that_is_tuned(workspace: 
     text = table("a", m="{ upto = 64, tuned = [1, 16] }", n="[2, 3]") + table("b", m="1", n="1", shape="[{ upto = 9, tuned = [4] }, 5]")
     one, many, *others, listed = declared(workspace, text).workloads
     assert [one.name, many.name, *(other.name for other in others)] == [f"a[n={n},m={m}]" for n in (2, 3) for m in ("1", "16of64")]
-    assert (one.takes_any_rows, many.takes_any_rows) == (False, True)
+    assert (rows_field(one.rows, one.attrs), rows_field(many.rows, many.attrs)["rows"]["upto"]) == ({}, 64)
     assert many.rows == Rows("a[n=2]", "m", -1, 64, (1, 16))
     assert many.rows.at(dict(many.attrs), 7) == {**dict(many.attrs), "m": 7}
     assert (listed.name, dict(listed.attrs)["shape"], listed.rows) == ("b[shape=4of9x5]", (4, 5), Rows("b", "shape", 0, 9, (4,)))
