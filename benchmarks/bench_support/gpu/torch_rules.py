@@ -84,12 +84,9 @@ LIMITS = {"float8_e4m3fn": 448.0, "int8": 127.0}
 
 def fused_norm(norm: str, attrs: Attrs, inputs: Args, wide: Any = None) -> Any:
     """Return a norm with its residual and its quantised result, computed in their own dtype, or as a reference in a wide one."""
-    x, *others = inputs
-    added = ()
-    if attrs["residual"]:
-        x = x + others.pop(0)
-        added = (x,)
-    x, *weights = (each if wide is None else each.to(wide) for each in (x, *others))
+    added = (inputs[0] + inputs[1],) if attrs["residual"] else ()
+    operands = (*added, *inputs[2:]) if added else tuple(inputs)
+    x, *weights = operands if wide is None else tuple(each.to(wide) for each in operands)
     y = (layer_norm if norm == "layer_norm" else rms_norm)(attrs, x, *weights)
     if not attrs["out_dtype"]:
         return (y, *added) if added else y
