@@ -6,13 +6,13 @@ Knows nothing of TVM or of how the template applies them.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.analysis.hopper_limits import (
     MAX_STAGES,
+    MAX_WORKSPACE_SPLIT_K,
     MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
     TMA_SMEM_ALIGN_BYTES,
@@ -25,7 +25,7 @@ from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import why_no_wgmma
-from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
+from kerneldecl.policies.hopper.split_k import MIN_WORKSPACE_K_TILES, split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import N_UNIT, block_n_choices
 from kerneldecl.policies.shared.traffic import moved_bytes
 
@@ -54,6 +54,9 @@ DEQUANTISE_CYCLES = 80.0
 """Instructions of a warp for a k-tile of its 16 rows: about 20 for each 16 elements along k, as nvcc compiles them."""
 K_TILE_CYCLES = 300.0
 """Cycles of a consumer for a k-tile besides: barriers, loads from shared memory, the first of its MMAs. Assumed."""
+MIN_MMA_CYCLES = 130.0
+"""Cycles of tensor cores for 64 rows and 64 elements along k at least, however few columns they multiply: four MMAs whose operand A comes
+from registers. With it four tilings of one row, which took 14.6 to 15.0 us, are predicted within an eighth (H200, 2026-11)."""
 MMA_ELEMENTS_PER_CYCLE = 2048.0
 """Multiply-adds of 16 bits that an SM's tensor cores start in a cycle (H100 whitepaper)."""
 OVERLAP = 4.0
@@ -119,6 +122,8 @@ def problem_of(space: IterSpace, arch: Arch) -> Problem | None:
     if first.is_reduction or [access.shape for access in values] != [packed_shape(n, k)] or not _has_tma_rows(gemm):
         return None
     factors = [access for access in first.reads if access not in values]
+    if any(access.shape[-1] != n for access in factors):
+        return None
     groups = {access.shape[0] if len(access.shape) == 2 else 1 for access in factors}
     group = k // min(groups, default=1)
     if len(groups) != 1 or group not in (*GROUPS, k):
@@ -145,16 +150,23 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         clusters = [ctas for ctas in CLUSTERS if ctas <= -(-problem.n // block_m) and block_n % (N_UNIT * ctas) == 0]
         divided = [tile._replace(cluster_m=ctas) for ctas in clusters]
         divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, tiles, k_tiles)]
-        divided += [tile._replace(split_k=parts, workspace=1) for parts in workspace_choices(gpu, tiles, k_tiles)]
+        parts_of_two = -(-k_tiles // -(-k_tiles // max(1, min(2 * gpu.sm_count // tiles, k_tiles // MIN_WORKSPACE_K_TILES))))
+        workspaces = {*workspace_choices(gpu, tiles, k_tiles), *([parts_of_two] if 1 < parts_of_two <= MAX_WORKSPACE_SPLIT_K else [])}
+        divided += [tile._replace(split_k=parts, workspace=1) for parts in sorted(workspaces)]
         for each, pdl in itertools.product(divided, (0, 1)):
             yield from _with_stages(problem, each._replace(pdl=pdl), gpu)
 
 
 def _with_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
-    """Yield a tiling with each number of stages with which as many CTAs as registers allow, or fewer, share an SM."""
+    """Yield a tiling with each number of stages with which as many CTAs as an SM has to take share it, or fewer.
+
+    No more: GPUs put the CTAs of clusters on as few SMs as hold them. 128 clusters of two took 18.2 us where three CTAs fitted an SM, and
+    14.7 with a stage more, where two did (H200, 2026-11).
+    """
     other, stage = _other_smem_bytes(problem, tiling), _stage_bytes(problem, tiling)
     found = set()
-    for resident in RESIDENT[: _resident_by_registers(tiling, gpu)]:
+    needed = -(-_tile_count(problem, tiling) * tiling.split_k // gpu.sm_count)
+    for resident in RESIDENT[: min(needed, _resident_by_registers(tiling, gpu))]:
         limit = min(gpu.smem_per_block_optin_bytes, gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes)
         found.add(min(MAX_STAGES, _cta_k_tiles(problem, tiling) + 1, (limit - other) // stage))
     yield from (tiling._replace(stages=stages) for stages in sorted(found) if stages >= MIN_STAGES)
@@ -201,12 +213,17 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     smem_bytes = _other_smem_bytes(problem, tiling) + tiling.stages * _stage_bytes(problem, tiling)
     fitting = gpu.smem_per_sm_bytes // (smem_bytes + gpu.smem_reserved_per_block_bytes)
     resident = max(1, min(fitting, _resident_by_registers(tiling, gpu)))
-    ctas = -(-tiles * tiling.split_k // gpu.sm_count)
+    cluster = tiling.cluster_m * (1 if tiling.workspace else tiling.split_k)
+    waves = -(-tiles * tiling.split_k // (cluster * resident * model.resident_clusters(gpu, cluster)))
+    needed = -(-tiles * tiling.split_k // gpu.sm_count)
+    is_packed = cluster > 1 and resident > needed
+    ctas = waves * min(resident, needed) if waves > 1 else resident if is_packed else needed
     mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    mma_cycles = MMA_TILE_ROWS * tiling.block_n * tiling.block_k / MMA_ELEMENTS_PER_CYCLE
+    least_cycles = MIN_MMA_CYCLES * tiling.block_k / TILE_K
+    mma_cycles = max(least_cycles, MMA_TILE_ROWS * tiling.block_n * tiling.block_k / MMA_ELEMENTS_PER_CYCLE)
     dequantise_cycles = DEQUANTISE_CYCLES * tiling.block_k / TILE_K
     rows_cycles = max(dequantise_cycles, mma_cycles)
-    turns = math.ceil(ctas / resident) * k_tiles
+    turns = waves * k_tiles
     latency = K_TILE_CYCLES + mma_tiles * (dequantise_cycles + mma_cycles)
     stage_bytes = _a_bytes(problem, tiling) + tiling.block_n * 2 * tiling.block_k / tiling.cluster_m
     loaded = tiles * tiling.split_k * k_tiles * stage_bytes

@@ -13,7 +13,8 @@ Parameters:
   double_buffer       1 has a warp load the next fragments while it multiplies the current ones, also across barriers; that takes twice
                       the registers for fragments, three stages, and two k-iterations per k-tile
 
-Copies are asynchronous where code is generated with the pass option in PASS_CONFIG.
+Copies are asynchronous where code is generated with the pass option in PASS_CONFIG. Operands that the function dequantises before are
+computed on their way to shared memory, element by element.
 """
 
 from __future__ import annotations

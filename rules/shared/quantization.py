@@ -104,10 +104,14 @@ class Weights:
         return unpacked(w) if self.layout == "packed" else np.stack([w & 15, w >> 4], axis=-1).reshape(self.n, self.k)
 
     def dequantised(self, values: Array, rows: slice, factors: Sequence[Array], dtype: Any) -> Array:
-        """Return some rows of the weights, given all values and the scales, then zero points where there are some."""
+        """Return some rows of the weights, given all values and the scales, then zero points where there are some.
+
+        They are rounded to the scales' dtype if that has 16 bits, as kernels round them.
+        """
         scale, *zeros = (self._spread(each.astype(dtype), rows) for each in factors)
         zero = zeros[0] if zeros else dtype(INT4_ZERO if self.is_int4 else 0)
-        return np.asarray((values[rows].astype(dtype) - zero) * scale)
+        weights = np.asarray((values[rows].astype(dtype) - zero) * scale)
+        return weights if self.scale_dtype == "float32" else weights.astype(numpy_dtype(self.scale_dtype)).astype(dtype)
 
     def _spread(self, of_groups: Array, rows: slice) -> Array:
         """Return scales or zero points of some rows, so that they broadcast to weights."""

@@ -1,0 +1,35 @@
+"""Quantised GEMMs compute what the rule does on a real GPU: what the policies propose, every kind of scale, few and many rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.gpu_kernels import Case, Checked, proposed
+
+pytestmark = pytest.mark.gpu
+
+INT4: dict[str, Any] = {"n": 1024, "k": 2048, "layout": "packed"}
+FLOAT8: dict[str, Any] = {
+    "n": 1024, "k": 2048, "weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group",
+}  # fmt: skip
+OTHERS: dict[str, dict[str, Any]] = {
+    "bfloat16, zero points, groups of 32": {"m": 40, "dtype": "bfloat16", "zero_points": True, "group": 32},
+    "columns, bias and residual": {"m": 17, "scales": "column", "epilogue": ["bias", "add"]},
+    "groups of 64": {"m": 300, "group": 64},
+}
+CASES = [
+    *(Case(f"int4, {m} rows", "matmul_quantized", INT4 | {"m": m}, proposed("wgmma_matmul_quantized", step=9)) for m in (1, 16, 64, 256)),
+    *(Case(name, "matmul_quantized", INT4 | attrs, proposed("wgmma_matmul_quantized", step=20)) for name, attrs in OTHERS.items()),
+    *(
+        Case(f"float8, {m} rows", "matmul_quantized", FLOAT8 | {"m": m}, proposed("wgmma_matmul_block_scaled", step=9))
+        for m in (4, 64, 1000)
+    ),
+    Case("int4 in rows by mma.sync", "matmul_quantized", INT4 | {"m": 64, "layout": "rows"}, proposed("gpu_matmul_tc", step=20)),
+    Case("int8 by mma.sync", "matmul_quantized", {"m": 64, "n": 512, "k": 512, "weights": "int8"}, proposed("gpu_matmul_tc", step=20)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_computes_what_the_rule_does(case: Case, check: Checked) -> None:
+    check(case)
