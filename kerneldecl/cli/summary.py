@@ -87,7 +87,7 @@ def build_text(found: dict[str, Any]) -> str:
     if names := found["unverified"]:
         lines.append(f"not verified by today's reference: {_named(names)}")
     lines += map(share_text, found["fallbacks"])
-    lines += [f"bundle for {target}: run `kerneldecl measure {folder}` where its GPU is" for target, folder in found["bundles"].items()]
+    lines += [f"bundle for {target}: run `kerneldecl measure {folder}` where its device is" for target, folder in found["bundles"].items()]
     without = dict.fromkeys(found["incomplete"], ", without the failed entries")
     lines += [f"artifact for {target}: {found['artifacts'][target]}{without.get(target, '')}" for target in found["linked"]]
     return "\n".join(lines)

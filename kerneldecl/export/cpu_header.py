@@ -57,6 +57,8 @@ class CpuKernel:
     """Of the kernel, under which TVM's convention of calls has it as __tvm_ffi_<symbol>."""
     processor: str
     """LLVM's name of the CPU that it is for."""
+    machine: str = "x86_64"
+    """As `uname -m` and compilers' macros name it."""
 
 
 def cpu_header(kernel: CpuKernel) -> str:
@@ -68,8 +70,8 @@ def cpu_header(kernel: CpuKernel) -> str:
     lines = [
         *_head(kernel),
         "#pragma once",
-        "#if !defined(__x86_64__)",
-        f'#error "{kernel.function.name} is for x86-64"',
+        f"#if !defined(__{kernel.machine}__)",
+        f'#error "{kernel.function.name} is for {kernel.machine}"',
         "#endif",
         *(f"#include <{name}>" for name in _STANDARD),
         "",
