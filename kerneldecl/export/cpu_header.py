@@ -110,7 +110,9 @@ def _absent(assembly: str, prefix: str) -> Iterator[str]:
 
 
 def _head(kernel: CpuKernel) -> list[str]:
-    compiled = ["compile with: g++ -O2 -std=c++17 -pthread", f"The CPU must have what LLVM calls {kernel.processor}."]
+    # The assembler of x86-64 takes every instruction; that of aarch64 only those of the processor that it is told.
+    processor = f" -mcpu={kernel.processor}" if kernel.machine == "aarch64" and kernel.processor != "generic" else ""
+    compiled = [f"compile with: g++ -O2 -std=c++17 -pthread{processor}", f"The CPU must have what LLVM calls {kernel.processor}."]
     notes = [
         "Arrays are row-major. Floats of 8 and 16 bits are given by their bits. Returns 0, or -1 where an array is a null pointer or",
         "memory is short.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -127,3 +128,45 @@ def _run(program: Path, processor: str, kernel: tuple[Path, str], arrays: Sequen
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [np.fromfile(folder / f"{at}.bin", array.dtype).reshape(array.shape) for at, array in enumerate(arrays)]
+
+
+PROGRAM = """
+#include "gemm.h"
+#include <cstdio>
+#include <vector>
+static std::vector<float> read(const char* name, int count) {
+  std::vector<float> values(count);
+  std::FILE* file = std::fopen(name, "rb");
+  if (!file || std::fread(values.data(), 4, count, file) != static_cast<std::size_t>(count)) std::exit(2);
+  std::fclose(file);
+  return values;
+}
+int main() {
+  auto a = read("a.bin", 33 * 100), b = read("b.bin", 64 * 100), bias = read("bias.bin", 64);
+  std::vector<float> c(33 * 64);
+  int failed = gemm(a.data(), b.data(), bias.data(), c.data());
+  std::FILE* file = std::fopen("c.bin", "wb");
+  std::fwrite(c.data(), 4, c.size(), file);
+  std::fclose(file);
+  return failed;
+}
+"""
+
+
+def test_an_exported_header_is_for_the_other_machine_alone(built: Space, tmp_path: Path) -> None:
+    built.run("export", "gemm@neoverse-n1", "-o", str(tmp_path / "gemm.h"))
+    (tmp_path / "program.cpp").write_text(PROGRAM, encoding="utf-8")
+    said = re.search(r"^// compile with: g\+\+ (.*)$", (tmp_path / "gemm.h").read_text(encoding="utf-8"), re.MULTILINE)
+    assert said is not None
+    flags = ["-o", "program", "program.cpp"]
+    refused = subprocess.run(["g++", *flags], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert '"gemm is for aarch64"' in refused.stderr
+    subprocess.run([COMPILER, *said[1].split(), *flags], cwd=tmp_path, check=True)
+    rule = load_rule(STANDARD, "matmul").of(STANDARD, {name: value for name, value in ENTRIES["gemm"].items() if name != "rule"})
+    given = rule.inputs(np.random.default_rng(5))
+    for name, array in zip(("a", "b", "bias"), given, strict=True):
+        array.tofile(tmp_path / f"{name}.bin")
+    subprocess.run([EMULATOR, "-cpu", "neoverse-n1", "-L", LIBRARIES, "./program"], cwd=tmp_path, check=True)
+    expected = np.asarray(rule.reference(*given))
+    found = np.fromfile(tmp_path / "c.bin", "float32").reshape(expected.shape)
+    assert np.abs(found - expected).max() <= rule.tolerance() * np.abs(expected).max()
