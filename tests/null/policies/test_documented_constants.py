@@ -1,4 +1,4 @@
-"""The constants that docs/design/gpu-models.md lists are those of the models: a renamed or refitted one is noticed there."""
+"""The constants that docs/concepts/gpu-models.md lists are those of the models: a renamed or refitted one is noticed there."""
 
 from __future__ import annotations
 
