@@ -13,6 +13,10 @@ from support.compilers import needs_nvcc
 from support.documents import blocks
 from support.repository import REPOSITORY
 
+from kerneldecl.compiler.canonical import lower
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch, load_rule
+
 pytestmark = needs_nvcc
 PAGE = REPOSITORY / "docs/guides/wgmma.md"
 
@@ -30,6 +34,12 @@ def _module(folder: Path, before: str = "", after: str = "") -> Any:
     return made
 
 
+def _kernel(module: Any, m: int, n: int, k: int) -> Any:
+    """Return what the file's `specialize` gives for the computation on an H200."""
+    rule = load_rule(STANDARD, "matmul").of(STANDARD, {"m": m, "n": n, "k": k, "layout": "nt", "dtype": "float16"})
+    return module.specialize(lower(rule), load_arch(STANDARD, "h200"))
+
+
 def _operands(m: int, n: int, k: int) -> tuple[Any, Any, Any]:
     drawn = np.random.default_rng(0)
     return (
@@ -41,11 +51,17 @@ def _operands(m: int, n: int, k: int) -> tuple[Any, Any, Any]:
 
 def test_the_kernel_by_hand_is_right(tmp_path: Path) -> None:
     a, b, c = _operands(128, 128, 384)
-    *_, found = emulate(_module(tmp_path).gemm(128, 128, 384), a, b, c)
+    *_, found = emulate(_kernel(_module(tmp_path), 128, 128, 384), a, b, c)
     np.testing.assert_allclose(found.astype("float32"), a.astype("float32") @ b.astype("float32").T, rtol=2e-3, atol=4e-3)
 
 
 def test_a_wait_that_is_left_out_is_named(tmp_path: Path) -> None:
     wrong = _module(tmp_path, "full.wait(reading.stage, reading.phase)", "pass")
     with pytest.raises(EmulationError, match=r"nobody has written|still fills"):
-        emulate(wrong.gemm(128, 64, 384), *_operands(128, 64, 384))
+        emulate(_kernel(wrong, 128, 64, 384), *_operands(128, 64, 384))
+
+
+def test_other_archs_get_no_kernel(tmp_path: Path) -> None:
+    module = _module(tmp_path)
+    assert module.specialize(None, load_arch(STANDARD, "a100-80gb")) is None
+    assert module.specialize(None, load_arch(STANDARD, "x86-64-v3")) is None
