@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,20 +53,27 @@ def assemble(folder: Path) -> None:
         text = texts.get(str(source)) or (ROOT / source).read_text(encoding="utf-8")
         if page.suffix == ".md":
             text = moved(text, source, page, places, ROOT)
-        path.write_text(text + (_toctrees(text) if page == INDEX else ""), encoding="utf-8")
+        path.write_text(text + (_toctrees(text, places.values()) if page == INDEX else ""), encoding="utf-8")
     _add_children(folder)
     shutil.copy(ROOT / "docs/site/conf.py", folder)
 
 
-def _toctrees(index: str) -> str:
-    """Return a hidden toctree for each section of the index: the pages that its links name, in their order."""
-    trees = []
+def _toctrees(index: str, placed: Iterable[PurePosixPath]) -> str:
+    """Return a hidden toctree for each section of the index, of the pages that its links name; and one of pages that it does not name."""
+    sections: dict[str, list[str]] = {}
     for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         title, _, body = section.partition("\n")
         named = dict.fromkeys(link.partition("#")[0] for _, link in links(body))
-        lines = [name.removesuffix(".md") for name in named if name.endswith(".md")]
-        trees.append("\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *lines, "```", ""]))
-    return "\n".join(trees)
+        sections[title] = [name.removesuffix(".md") for name in named if name.endswith(".md")]
+    known = {"index", *(name for names in sections.values() for name in names)}
+    folders = {page.parent for page in placed if page.name == "README.md"}
+    left = (page for page in placed if page.suffix == ".md" and (page.parent not in folders or page.name == "README.md"))
+    sections["More"] = sorted({str(page.with_suffix("")) for page in left} - known)
+    return "\n".join(_toctree(title, names) for title, names in sections.items() if names)
+
+
+def _toctree(title: str, names: Sequence[str]) -> str:
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *names, "```", ""])
 
 
 def _add_children(folder: Path) -> None:

@@ -51,3 +51,14 @@ def test_every_table_of_a_workloads_file_is_there() -> None:
 def test_every_field_of_a_record_is_described(kind: str) -> None:
     page = (REPOSITORY / "docs/reference/records.md").read_text(encoding="utf-8")
     assert [field for field in FIELDS[kind] if f"`{field}`" not in page] == []
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    """Each part of a message between `…` stands in a string of the sources, but for what these put in."""
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "kerneldecl").rglob("*.py"))
+    page = (REPOSITORY / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| `")]
+    messages = [message for cell in cells for message in re.findall(r"`([^`]*)`", cell)]
+    parts = [part.strip(' "') for message in messages for part in message.split("…")]
+    assert len(messages) > 15
+    assert [part for part in parts if len(part) > 3 and part not in sources] == []
