@@ -15,8 +15,7 @@ from kerneldecl.errors import TuningError
 from kerneldecl.limits import Budget
 from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
-Scalar = bool | int | float | str
-"""A value of TOML that is neither list nor table."""
+Scalar = bool | int | float | str  # a value of TOML that is neither list nor table
 Value = Scalar | tuple["Value", ...]
 """What an attribute or a parameter may hold; lists of TOML become tuples, so that every value is hashable."""
 
@@ -43,7 +42,6 @@ class Signature:
 
 
 Options = tuple[tuple[str, Value], ...]  # of a tuner as they are declared, sorted by name
-"""Options by name, sorted: values are frozen."""
 Policy = str | tuple[str | tuple[str, Options], ...]
 """What an entry's `policy` holds: a name, or several, alone or with options."""
 

@@ -326,17 +326,26 @@ def _found(root: Path, module: str, name: str) -> Name:
             return _found(root, module, value.id)
         after = tree.body[at + 1] if at + 1 < len(tree.body) else None
         is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
-        return Name(name, "data", inspect.cleandoc(after.value.value) if is_text else "")
+        return Name(name, "data", inspect.cleandoc(after.value.value) if is_text else _comment(root, module, node.end_lineno))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and name in [each.name for each in node.names]:
             return _found(root, node.module, name)
     raise ValueError(f"{module} has no {name}")
 
 
+def _comment(root: Path, module: str, line: int) -> str:
+    """Return the comment at the end of a line."""
+    return _source(root, module).splitlines()[line - 1].partition("  # ")[2]
+
+
 @functools.cache
 def _tree(root: Path, module: str) -> ast.Module:
+    return ast.parse(_source(root, module))
+
+
+def _source(root: Path, module: str) -> str:
     path = root / module.replace(".", "/")
-    return ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
 def _names(node: ast.AST) -> list[str]:
