@@ -27,12 +27,14 @@ _MODULES = {
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'kerneldecl' has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # or a type checker would believe that every name is there
 
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'kerneldecl' has no attribute {name!r}")
+        import importlib
+
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from kerneldecl.limits import Budget
 from kerneldecl.rows import Rows
 from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
-Scalar = bool | int | float | str
+Scalar = bool | int | float | str  # a value of TOML that is neither list nor table
 Value = Scalar | tuple["Value", ...]
 """What an attribute or a parameter may hold; lists of TOML become tuples, so that every value is hashable."""
 

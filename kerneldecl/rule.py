@@ -24,7 +24,9 @@ Extent = Annotated[int, Gt(0)]
 Size = Annotated[int, Ge(0)]
 """A number of elements that may be zero, such as padding."""
 FloatDtype = Literal["float16", "bfloat16", "float32", "float64"]
+"""A dtype of floating point by its name."""
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int16", "int32", "int64"]
+"""A dtype by its name."""
 
 
 WorkspaceFile = NewType("WorkspaceFile", str)

@@ -22,6 +22,7 @@ from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.cuda_driver import LIBRARY
 from kerneldecl.hardware.vendor_libraries import load_vendor_library
 from kerneldecl.model import Arg, dtype_bytes
+from kerneldecl.toolchain.machines import here, machine_of_object
 
 CUDA_RUNTIME = "libcudart.so.13"
 """What TVM's runtime for CUDA is linked with."""
@@ -172,8 +173,12 @@ def set_threads(count: int) -> None:
 def load_library(library: Path, kind: str = "cpu") -> Any:
     """Return the loaded library of kernels for archs of a kind; raise ToolchainError where what they need to run is missing.
 
-    A path that was loaded before gives the code it held then: paths must carry a digest.
+    So it is where they are for another machine. A path that was loaded before gives the code it held then: paths must carry a digest.
     """
+    with library.open("rb") as file:
+        machine = machine_of_object(file.read(64))
+    if machine != here():
+        raise ToolchainError(f"{library} holds code for {machine}; this machine is {here()}")
     _load_runtime()
     if kind == "cuda":
         _load_cuda_runtime()

@@ -17,6 +17,7 @@ from kerneldecl.errors import printable
 from kerneldecl.store.inside import MOST_JSON_BYTES, Inside, UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest
 from kerneldecl.store.result_types import is_signature
+from kerneldecl.toolchain.machines import machine_of_triple
 
 SCHEMA = 5
 MANIFEST = "manifest.json"
@@ -31,6 +32,11 @@ _SYMBOL = re.compile(r"kd_[0-9a-f]{20}")
 
 def artifact_folder(root: Path, name: str, version: str, target: str) -> Path:
     return root / "dist" / f"{name}-{version}" / target
+
+
+def machine_of(manifest: Mapping[str, Any]) -> str:
+    """Return the machine that an artifact's library is for, as `uname -m` names it."""
+    return machine_of_triple(str(manifest["arch"]["target"].get("mtriple", "")))
 
 
 def traceless_file(computation: str) -> str:

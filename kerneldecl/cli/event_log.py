@@ -1,6 +1,6 @@
 """Owns the log of a build: every event as a line of JSON, in `cache/events.jsonl` and where `--events` says.
 
-Knows nothing of what is made of it. docs/cli.md has the schema.
+Knows nothing of what is made of it. docs/reference/cli.md has the schema.
 """
 
 from __future__ import annotations

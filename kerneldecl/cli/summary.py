@@ -114,7 +114,7 @@ def _next(found: Mapping[str, Any]) -> str:
         return "; a try, of which nothing is linked or locked: `kerneldecl build` builds what is declared"
     if found["bundles"]:
         target, folder = next(iter(found["bundles"].items()))
-        return f"; next: `kerneldecl measure {_near(folder)}` where {target}'s GPU is"
+        return f"; next: `kerneldecl measure {_near(folder)}` where {target}'s device is"
     if found["linked"]:
         return f'; next: kerneldecl.load("{_near(found["artifacts"][found["linked"][0]])}") in Python'
     return ""

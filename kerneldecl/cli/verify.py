@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.artifact.manifest import DATABASE, WITH_INTRINSICS, WORKLOADS, artifact_defect, artifact_folder, read_manifest
-from kerneldecl.errors import ExitCode
+from kerneldecl.artifact.manifest import DATABASE, WITH_INTRINSICS, WORKLOADS, artifact_defect, artifact_folder, machine_of, read_manifest
+from kerneldecl.errors import ExitCode, ToolchainError
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Answer
 from kerneldecl.runners.verdict import judged
 from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.toolchain.machines import here
 
 Json = Mapping[str, Any]
 LIMIT_SECS = 120.0
@@ -36,13 +37,15 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     """Return the verdict on each entry.
 
     A reference is that of the rule of the workspace `root`, or of the standard one; where there is none, the computation itself, which the
-    artifact holds. No code is loaded where a file does not match the manifest.
+    artifact holds. No code is loaded where a file does not match the manifest. Raise ToolchainError where it is for another machine.
     """
     folder, root = folder.resolve(), root.resolve()  # workers have folders of their own
     if defect := artifact_defect(folder):
         return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": [], "missing": {}}
     manifest = read_manifest(folder)
     assert not isinstance(manifest, str), "artifact_defect has read it"
+    if (machine := machine_of(manifest)) != here():
+        raise ToolchainError(f"{folder} is for {machine}; this machine is {here()}")
     library = str((folder / manifest["library"]).resolve())
     cores = manifest["arch"].get("cpu", {"cores": len(os.sched_getaffinity(0))})["cores"]
     with LocalRunner(1, cores) as runner, scratch_folder() as scratch:

@@ -206,7 +206,8 @@ def _tagged(tag: str, attrs: Mapping[str, Any]) -> tuple[Arch, ...]:
     archs = tuple(arch for arch in _declared().values() if tag in arch.tvm_tags)
     if not archs:
         near = ", ".join(arch.name for arch in _of_capability(_capability(attrs["arch"])))
-        raise ValueError(f"no arch describes {tag}; of the same compute capability are {near}; docs/adding-a-gpu.md says how to add one")
+        advice = "docs/guides/adding-a-gpu.md says how to add one"
+        raise ValueError(f"no arch describes {tag}; of the same compute capability are {near}; {advice}")
     here = _here() if len(archs) > 1 else None
     return (here,) if here is not None and here in archs else archs
 

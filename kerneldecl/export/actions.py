@@ -19,6 +19,7 @@ from kerneldecl.export.host_calls import host_calls
 from kerneldecl.model import Arch, Candidate
 from kerneldecl.serial import arch_from_json
 from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.machines import machine_of
 
 Json = Mapping[str, Any]
 
@@ -53,7 +54,8 @@ def _on_cpu(scheduled: Any, arch: Arch, asked: Json) -> str:
             function=_function(asked),
             assembly=assembly,
             symbol=symbol,
-            processor=str(dict(arch.tvm_target).get("mcpu", "x86-64")),
+            processor=str(dict(arch.tvm_target).get("mcpu", "generic")),
+            machine=machine_of(arch),
         )
     )
 

@@ -57,6 +57,8 @@ class CpuKernel:
     """Of the kernel, under which TVM's convention of calls has it as __tvm_ffi_<symbol>."""
     processor: str
     """LLVM's name of the CPU that it is for."""
+    machine: str = "x86_64"
+    """As `uname -m` and compilers' macros name it."""
 
 
 def cpu_header(kernel: CpuKernel) -> str:
@@ -68,8 +70,8 @@ def cpu_header(kernel: CpuKernel) -> str:
     lines = [
         *_head(kernel),
         "#pragma once",
-        "#if !defined(__x86_64__)",
-        f'#error "{kernel.function.name} is for x86-64"',
+        f"#if !defined(__{kernel.machine}__)",
+        f'#error "{kernel.function.name} is for {kernel.machine}"',
         "#endif",
         *(f"#include <{name}>" for name in _STANDARD),
         "",
@@ -108,7 +110,9 @@ def _absent(assembly: str, prefix: str) -> Iterator[str]:
 
 
 def _head(kernel: CpuKernel) -> list[str]:
-    compiled = ["compile with: g++ -O2 -std=c++17 -pthread", f"The CPU must have what LLVM calls {kernel.processor}."]
+    # The assembler of x86-64 takes every instruction; that of aarch64 only those of the processor that it is told.
+    processor = f" -mcpu={kernel.processor}" if kernel.machine == "aarch64" and kernel.processor != "generic" else ""
+    compiled = [f"compile with: g++ -O2 -std=c++17 -pthread{processor}", f"The CPU must have what LLVM calls {kernel.processor}."]
     notes = [
         "Arrays are row-major. Floats of 8 and 16 bits are given by their bits. Returns 0, or -1 where an array is a null pointer or",
         "memory is short.",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from kerneldecl.model import Arch, Cpu, Value
+from kerneldecl.toolchain.machines import here, machine_of_triple
 
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -34,6 +36,17 @@ _PROCESSORS = (
     ("GenuineIntel", 6, (0xCF,), "emeraldrapids"),
     ("GenuineIntel", 6, (0x97, 0x9A, 0xB7, 0xBA, 0xBF), "alderlake"),
 )
+# Arm's main ID register (implementer, part): (name, LLVM's processor name, FMAs a cycle of 16 bytes), as in LLVM's Host.cpp; FMAs by the
+# pipelines for FMLA in Arm's software optimization guides.
+_ARM_CORES = {
+    ("0x41", "0xd08"): ("Cortex-A72", "cortex-a72", 1.0),
+    ("0x41", "0xd0b"): ("Cortex-A76", "cortex-a76", 2.0),
+    ("0x41", "0xd0c"): ("Neoverse-N1", "neoverse-n1", 2.0),
+    ("0x41", "0xd40"): ("Neoverse-V1", "neoverse-v1", 4.0),
+    ("0x41", "0xd42"): ("Cortex-A78AE", "cortex-a78ae", 2.0),
+    ("0x41", "0xd49"): ("Neoverse-N2", "neoverse-n2", 2.0),
+    ("0x41", "0xd4f"): ("Neoverse-V2", "neoverse-v2", 4.0),
+}
 # x86-64 psABI levels, highest first: (a flag that lower levels lack, LLVM's name).
 _LEVELS = (("avx512bw", "x86-64-v4"), ("avx2", "x86-64-v3"), ("sse4_2", "x86-64-v2"))
 _WITH_AVX512 = frozenset({"znver4", "znver5", "skylake-avx512", "icelake-server", "sapphirerapids", "emeraldrapids", "x86-64-v4"})
@@ -46,6 +59,8 @@ def detect() -> Arch:
     """Return the arch `host`. Sizes are read from the system; rates are documented ones of its kind of core."""
     blocks = _cpuinfo()
     first = blocks[0] if blocks else {}
+    if here() == "aarch64":
+        return _arm(first, _cores(blocks))
     flags = set(first.get("flags", "").split())
     target: dict[str, Value] = {"kind": "llvm", "num-cores": _cores(blocks)}
     if processor := _processor(first, flags):
@@ -62,11 +77,28 @@ def detect() -> Arch:
     )
 
 
-def runs(processor: str) -> bool:
-    """Say whether this machine runs code for a processor by LLVM's name: its own, or a level of x86-64 that it has."""
+def _arm(first: dict[str, str], cores: int) -> Arch:
+    """Return the arch of a machine of aarch64: vectors of NEON, whose 16 bytes every core has; code for SVE has no fixed width."""
+    ids = first.get("CPU implementer", ""), first.get("CPU part", "")
+    name, processor, fmas = _ARM_CORES.get(ids, ("aarch64", "", 2.0))
+    target: dict[str, Value] = {"kind": "llvm", "num-cores": cores, **({"mcpu": processor} if processor else {})}
+    cpu = replace(_cpu(first, set(), cores), vector_registers=32, fma_per_cycle=fmas)
+    return Arch(
+        name="host",
+        kind="cpu",
+        model=f"{name} ({'-'.join(filter(None, ids))})",
+        tvm_target=tuple(sorted(target.items())),
+        cpu=cpu,
+        is_detected=True,
+    )
+
+
+def runs(processor: str, triple: str = "") -> bool:
+    """Say whether this machine runs code for a processor by LLVM's name: its own, its kind's first, or a level of x86-64 that it has."""
     flags = set((_cpuinfo() or [{}])[0].get("flags", "").split())
     levels = {name for flag, name in _LEVELS if flag in flags}
-    return processor in {"", "x86-64", dict(detect().tvm_target).get("mcpu", ""), *levels}
+    known = {"", "x86-64", "generic", dict(detect().tvm_target).get("mcpu", ""), *levels}
+    return machine_of_triple(triple) == here() and processor in known
 
 
 def _cpuinfo() -> list[dict[str, str]]:
@@ -110,7 +142,7 @@ def _cpu(first: dict[str, str], flags: set[str], cores: int) -> Cpu:
     return Cpu(
         cores=cores,
         vector_bytes=vector_bytes,
-        vector_registers=32 if vector_bytes == 64 or os.uname().machine == "aarch64" else 16,
+        vector_registers=32 if vector_bytes == 64 else 16,
         fma_per_cycle=_fma_per_cycle(first, vector_bytes),
         l1d_bytes=caches.get(1, 32 << 10),
         l2_bytes=caches.get(2, 512 << 10),

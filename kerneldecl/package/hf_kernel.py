@@ -16,6 +16,7 @@ from kerneldecl.artifact.manifest import read_manifest
 from kerneldecl.errors import ArtifactError
 from kerneldecl.package.folder import ARTIFACT
 from kerneldecl.package.wheel_file import module_files
+from kerneldecl.toolchain.machines import here
 from kerneldecl.toolchain.versions import PINS
 
 _METADATA = "metadata.json"
@@ -28,7 +29,7 @@ def write_hf_kernel(package: Path, folder: Path, name: str) -> Path:
     if folder.exists():
         raise ArtifactError(f"{folder} is there already; name another with -o")
     variant = folder / "build" / _variant(manifest)
-    files = dict(module_files(package, manifest["arch"]["kind"]))
+    files = dict(module_files(package, manifest))
     for file, content in files.items():
         place = variant / file
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ def write_hf_kernel(package: Path, folder: Path, name: str) -> Path:
 
 def _variant(manifest: Mapping[str, Any]) -> str:
     ffi, cuda = ("".join(version.split(".")[:2]) for version in (PINS["tvm_ffi"], manifest["toolchain"].get("cuda", PINS["cuda"])))
-    return f"tvm-ffi{ffi}-{f'cu{cuda}' if manifest['arch']['kind'] == 'cuda' else 'cpu'}-x86_64-linux"
+    return f"tvm-ffi{ffi}-{f'cu{cuda}' if manifest['arch']['kind'] == 'cuda' else 'cpu'}-{here()}-linux"
 
 
 def _backend(manifest: Mapping[str, Any]) -> dict[str, Any]:

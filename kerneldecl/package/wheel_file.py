@@ -12,19 +12,21 @@ import importlib.util
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from kerneldecl.artifact.archive import write_archive
-from kerneldecl.artifact.manifest import read_manifest
+from kerneldecl.artifact.manifest import machine_of, read_manifest
 from kerneldecl.errors import ArtifactError, ToolchainError, printable
 from kerneldecl.package.folder import ARTIFACT
 from kerneldecl.package.tar import MOST_MEMBERS, files_below
 from kerneldecl.store.inside import MOST_BYTES, UnsafeFileError, is_inner_name, opened_regular
+from kerneldecl.toolchain.machines import here
 from kerneldecl.toolchain.versions import PINS
 
 WHEEL = ".whl"
-_TAG = "py3-none-linux_x86_64"
+_TAG = f"py3-none-linux_{here()}"
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?")
 _FILE = re.compile(r"([A-Za-z][A-Za-z0-9_]*)-([^-]+)-" + re.escape(_TAG) + re.escape(WHEEL))
 _RUNTIMES = {"cpu": ("libtvm_runtime.so",), "cuda": ("libtvm_runtime.so", "libtvm_runtime_cuda.so")}
@@ -45,20 +47,25 @@ def write_wheel(package: Path, folder: Path, name: str) -> Path:
     if not _VERSION.fullmatch(version):
         raise ArtifactError(f"a wheel cannot have the version {version!r}: write it as 1.2.3, 1.2rc1 or 1.2.dev3 (PEP 440)")
     path = folder / f"{name}-{version}-{_TAG}{WHEEL}"
-    members = [*((f"{name}/{file}", content) for file, content in module_files(package, kind)), *_about(name, version, kind)]
+    members = [*((f"{name}/{file}", content) for file, content in module_files(package, manifest)), *_about(name, version, kind)]
     listed = f"{name}-{version}.dist-info/RECORD"
     write_archive(path, [*members, (listed, _record(members, listed))])
     return path
 
 
-def module_files(package: Path, kind: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a Python module that calls a package's kernels: by itself, but for apache-tvm-ffi."""
+def module_files(package: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a Python module that calls a package's kernels: by itself, but for apache-tvm-ffi.
+
+    Raise ToolchainError where TVM's runtime for the artifact's machine is not here.
+    """
+    if (machine := machine_of(manifest)) != here():
+        raise ToolchainError(f"a wheel holds TVM's runtime, and that of {machine} is not here; pack the kernels there, or as a tar")
     yield "__init__.py", (Path(__file__).with_name("wheel_module.py")).read_bytes()
     yield from ((f"package/{file}", (package / file).read_bytes()) for file in files_below(package))
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         raise ToolchainError("a wheel holds TVM's runtime, and apache-tvm is not installed")
-    yield from ((f"runtime/{file}", (Path(spec.origin).parent / "lib" / file).read_bytes()) for file in _RUNTIMES[kind])
+    yield from ((f"runtime/{file}", (Path(spec.origin).parent / "lib" / file).read_bytes()) for file in _RUNTIMES[manifest["arch"]["kind"]])
 
 
 def _about(name: str, version: str, kind: str) -> list[tuple[str, bytes]]:

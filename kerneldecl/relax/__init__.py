@@ -62,8 +62,10 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'kerneldecl.relax' has no attribute {name!r}")
-    module = _MODULES[name]
-    return getattr(importlib.import_module(f"kerneldecl.{'' if '.' in module else 'relax.'}{module}"), name)
+if not TYPE_CHECKING:  # or a type checker would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'kerneldecl.relax' has no attribute {name!r}")
+        module = _MODULES[name]
+        return getattr(importlib.import_module(f"kerneldecl.{'' if '.' in module else 'relax.'}{module}"), name)

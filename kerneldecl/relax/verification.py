@@ -60,7 +60,7 @@ def _model_here(target: tvm.target.Target) -> str | None:
             (gpu.model for gpu in _gpus_here() if f"sm_{gpu.compute_capability_major}{gpu.compute_capability_minor}" == wanted), None
         )
     features = (str(feature) for feature in target.attrs.get("mattr", ()))
-    runs = host.runs(str(target.attrs.get("mcpu", ""))) and all(
+    runs = host.runs(str(target.attrs.get("mcpu", "")), str(target.attrs.get("mtriple", ""))) and all(
         feature.startswith("-") or feature == host.NO_SCATTER for feature in features
     )
     return "" if runs else None

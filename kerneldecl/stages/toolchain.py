@@ -8,8 +8,11 @@ from __future__ import annotations
 from kerneldecl.errors import ToolchainError
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.session import Session
-from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain import cxx, nvcc
+from kerneldecl.toolchain.machines import machine_of
 from kerneldecl.toolchain.versions import PACKAGES, installed, is_cuda
+
+_INSTEAD = "; `kerneldecl build PATTERNS` builds other entries alone"
 
 
 def check_toolchain(session: Session) -> None:
@@ -22,17 +25,28 @@ def check_toolchain(session: Session) -> None:
             sentence = f"workloads.toml asks for {tool} {declared}, but {there}"
             raise ToolchainError(f'{sentence}; run `pip install "{package}=={declared}"` or change [toolchain]')
     for entry in session.entries:
-        if entry.arch.gpu and not entry.is_done:
+        if entry.is_done:
+            continue
+        if entry.arch.gpu:
             _check_cuda(entry, toolchain["cuda"])
+        else:
+            _check_linker(entry)
+
+
+def _check_linker(entry: EntryPlan) -> None:
+    """Raise ToolchainError if nothing here links for the entry's CPU: each candidate would fail of it."""
+    try:
+        cxx.compiler(machine_of(entry.arch))
+    except ToolchainError as error:
+        raise ToolchainError(f"{entry.entry}: {error}{_INSTEAD}") from None
 
 
 def _check_cuda(entry: EntryPlan, declared: str) -> None:
     """Raise ToolchainError if there is no compiler for the entry's GPU, or one of another release than declared."""
-    instead = "; `kerneldecl build PATTERNS` builds other entries alone"
     try:
         compiler = nvcc.compiler_for(str(dict(entry.arch.tvm_target)["arch"]))
     except ToolchainError as error:
-        raise ToolchainError(f"{entry.entry}: {error}{instead}") from None
+        raise ToolchainError(f"{entry.entry}: {error}{_INSTEAD}") from None
     if not is_cuda(compiler.version, declared):
         sentence = f"workloads.toml asks for cuda {declared}, but {compiler.path} is of CUDA {compiler.version}"
-        raise ToolchainError(f"{entry.entry}: {sentence}; put the other one first on PATH or change [toolchain]{instead}")
+        raise ToolchainError(f"{entry.entry}: {sentence}; put the other one first on PATH or change [toolchain]{_INSTEAD}")

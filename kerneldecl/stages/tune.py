@@ -38,7 +38,7 @@ def tune_entries(session: Session) -> None:
     _count_custom_kernels(session, waiting)
     waiting = [entry for entry in waiting if entry.entry not in session.failures]
     reasons = _why_not_measured(session, waiting)
-    to_bundle = [e for e in waiting if e.arch.gpu and not session.options.measure]
+    to_bundle = [e for e in waiting if not e.arch.is_detected and not session.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not reasons[e.arch.name]]
     with scratch_folder() as folder:
         if to_tune and not session.is_over:

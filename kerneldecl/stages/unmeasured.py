@@ -20,9 +20,12 @@ from kerneldecl.tuning.search import rank, recalled
 
 
 def rank_entry(session: Session, entry: EntryPlan, folder: Path, reason: str) -> None:
-    """Choose a winner for a GPU that is not here, by what was measured before or else unmeasured; nothing else may be linked so."""
+    """Choose a winner for a declared device that is not here, by what was measured before or else unmeasured.
+
+    Nothing else may be linked so: `host` is this machine.
+    """
     action = entry.action("tune")
-    if not entry.arch.gpu:
+    if entry.arch.is_detected:
         session.fail(action, reason)
         return
     task, on_progress = with_known(session, entry, task_of(session, entry, folder / action.key)), reporter(session, entry)

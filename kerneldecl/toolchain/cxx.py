@@ -15,25 +15,37 @@ from kerneldecl.errors import ToolchainError
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.companions import companions
 from kerneldecl.toolchain.last_words import last_words
+from kerneldecl.toolchain.machines import here, machine_of_object
 
 COMPILERS = ("g++", "c++", "clang++")
 
 
-def compiler() -> str:
-    """Return the path of the first C++ compiler on PATH; raise ToolchainError where there is none."""
-    for name in COMPILERS:
+def compiler(machine: str = "") -> str:
+    """Return the path of the first C++ compiler on PATH for a machine, by default this one; raise ToolchainError where there is none.
+
+    Those for other machines are named as Debian and Fedora name them: aarch64-linux-gnu-g++.
+    """
+    is_here = machine in {"", here()}
+    names = COMPILERS if is_here else (f"{machine}-linux-gnu-g++",)
+    for name in names:
         if path := shutil.which(name):
             return path
-    raise ToolchainError(f"no C++ compiler on PATH (looked for {', '.join(COMPILERS)}); install one, e.g. `apt-get install g++`")
+    package = "g++" if is_here else f"g++-{machine.replace('_', '-')}-linux-gnu"
+    what = "no C++ compiler on PATH" if is_here else f"no cross compiler for {machine} on PATH"
+    raise ToolchainError(f"{what} (looked for {', '.join(names)}); install one, e.g. `apt-get install {package}`")
 
 
 def link_shared_library(library: Path, objects: Sequence[Path]) -> None:
-    """Link object files for CPUs, in the order given, with what they call; raise ToolchainError with what the linker says."""
+    """Link object files for CPUs, in the order given, with what they call; raise ToolchainError with what the linker says.
+
+    Objects for another machine are linked by its cross compiler.
+    """
     # Objects are named in a file: a thousand names are too long for a command line. No build id: the library's own name
     # already has a digest of the content.
+    linker = compiler(machine_of_object(objects[0].read_bytes()) if objects else "")
     with scratch_folder() as folder:
         (folder / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
-        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *companions(objects, "cpu"), "-Wl,--build-id=none"]
+        command = [linker, "-shared", "-o", str(library.resolve()), "@objects.rsp", *companions(objects, "cpu"), "-Wl,--build-id=none"]
         run(command, folder, f"linking {library.name}")
 
 

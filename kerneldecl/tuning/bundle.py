@@ -1,4 +1,5 @@
-"""Owns bundles: candidates that were built on one machine, to be verified and timed on another that has the GPU but no compiler.
+"""Owns bundles: candidates that were built on one machine, to be verified and timed on another that has the device but no
+compiler.
 
 Knows nothing of how candidates are built or run, or of linking.
 
@@ -236,8 +237,8 @@ def _wrong_entry(entry: Entry, files: Json) -> str:
     checked = ((task.workload, Workload, "workload"), (task.arch, Arch, "arch"), (task.lowered.space, IterSpace, "lowered.space"))
     if wrong := next(filter(None, (misfit(value, hint, where) for value, hint, where in checked)), ""):
         return f"{wrong} has another type"
-    if task.arch.is_detected or not task.arch.gpu:
-        return "its arch is no declared GPU"
+    if task.arch.is_detected:
+        return "its arch is detected, not declared"
     entry.manifest  # noqa: B018  it names every tool that it needs, or raises
     candidates = ((group, trial, blobs) for group in entry.groups for trial, blobs in zip(group.built, group.blobs, strict=True))
     return next(filter(None, (_wrong_candidate(*each, files) for each in candidates)), "")

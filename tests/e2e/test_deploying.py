@@ -47,9 +47,9 @@ def python(*arguments: str, cwd: Path) -> str:
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder in which the README's commands and scripts were run."""
     space = Space(tmp_path_factory.mktemp("deployed"))
-    space.write({name: example("docs/deploying.md", name) for name in ("model.py", "deploy.py", "run.py")})
-    space.write({name: example("docs/deploying.md", name) for name in ("order.py", "alone.py")})
-    for command in example("docs/deploying.md", "model").splitlines():
+    space.write({name: example("docs/guides/deploying.md", name) for name in ("model.py", "deploy.py", "run.py")})
+    space.write({name: example("docs/guides/deploying.md", name) for name in ("order.py", "alone.py")})
+    for command in example("docs/guides/deploying.md", "model").splitlines():
         program, *arguments = command.split()
         assert program == "kerneldecl"
         space.run(*arguments)
@@ -64,7 +64,7 @@ def test_the_readmes_model_is_extracted_built_deployed_and_runs(deployed: Path) 
 
 def test_init_declares_what_a_model_calls(tmp_path: Path) -> None:
     space = Space(tmp_path)
-    space.write({"model.py": example("docs/deploying.md", "model.py")})
+    space.write({"model.py": example("docs/guides/deploying.md", "model.py")})
     assert "3 new, 0 known" in space.run("init", "--target", "h200", "--from", "model:mlp").stdout
     assert "3 entries declared, no mistakes" in space.run("check").stdout
 
@@ -101,7 +101,7 @@ def test_a_model_runs_in_an_environment_without_kerneldecl_and_compiler(deployed
         shutil.copy(deployed / "mlp.so", tmp_path)
     else:
         export = f'export_model(executable, "{tmp_path / "mlp.so"}")'
-        script = re.sub(r"^export_model\(.*", export, example("docs/deploying.md", "deploy.py"), flags=re.MULTILINE)
+        script = re.sub(r"^export_model\(.*", export, example("docs/guides/deploying.md", "deploy.py"), flags=re.MULTILINE)
         (deployed / "separate.py").write_text(script, encoding="utf-8")
         python("separate.py", cwd=deployed)
         (library,) = deployed.glob("dist/*/host/lib/*.so")

@@ -1,4 +1,4 @@
-"""The README's example is built and called as it stands there, and docs/cli.md lists every command."""
+"""The README's example is built and called as it stands there, and docs/reference/cli.md lists every command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = REPOSITORY
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-CALLING = (ROOT / "docs/calling.md").read_text(encoding="utf-8")
+CALLING = (ROOT / "docs/guides/calling.md").read_text(encoding="utf-8")
 
 
 def example(name: str, document: str = README) -> str:
@@ -68,7 +68,7 @@ def test_every_command_stands_in_its_document() -> None:
 
     from kerneldecl.cli.commands import main
 
-    commands = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    commands = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
     listed = {line.split("`")[1].split()[1] for line in commands.splitlines() if line.startswith("| `kerneldecl ")}
     assert listed == set(main.list_commands(click.Context(main)))
     assert all(main.get_command(click.Context(main), name) for name in listed), "each is found in its module"

@@ -1,4 +1,4 @@
-"""The constants that docs/design/gpu-models.md lists are those of the models: a renamed or refitted one is noticed there."""
+"""The constants that docs/concepts/gpu-models.md lists are those of the models: a renamed or refitted one is noticed there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def constants() -> dict[str, set[str]]:
 
 
 def test_every_documented_constant_is_there_with_its_value() -> None:
-    document = (REPOSITORY / "docs" / "design" / "gpu-models.md").read_text(encoding="utf-8")
+    document = (REPOSITORY / "docs/concepts/gpu-models.md").read_text(encoding="utf-8")
     known, rows = constants(), list(ROW.finditer(document))
     assert len(rows) > 40
     for row in rows:

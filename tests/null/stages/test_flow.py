@@ -564,11 +564,16 @@ def test_a_policy_without_proposals_is_a_failure(fakes: Space) -> None:
     assert set(fakes.build(keep_going=True).build.failures.values()) == {"no policy proposes a candidate for it"}
 
 
-def test_an_arch_that_is_not_this_machine_cannot_be_measured_here(fakes: Space) -> None:
+def test_a_declared_cpu_that_is_not_here_is_linked_unmeasured_unless_measurements_are_required(fakes: Space) -> None:
     fakes.edit("archs/test-cpu.toml", 'model = ""', 'model = "Cray-1"')
-    built = fakes.build(keep_going=True)
-    assert set(built.build.failures.values()) == {f"it must be measured on Cray-1; this is {host.detect().model}"}
-    assert built.counts["compile"] == 0
+    required = fakes.build(keep_going=True, require_measured=True)
+    reason = f"it must be measured on Cray-1; this is {host.detect().model}"
+    assert all(failure.startswith(f"{reason}; measure it there: ") for failure in required.build.failures.values())
+    assert set(required.build.failures) == {"small@box", "large@box", "tabled@box"}
+    built = fakes.build()
+    assert not built.build.failures
+    assert built.counts["measure"] == 0
+    assert all(entry.tuned and not entry.tuned.is_measured for entry in built.build.plan.entries)
 
 
 def test_other_tools_than_the_declared_ones_run_nothing(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -375,7 +375,9 @@ def test_rounding_grows_with_the_root_of_the_reductions_length_and_is_zero_for_m
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize(("document", "name"), [("docs/from-python.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
+@pytest.mark.parametrize(
+    ("document", "name"), [("docs/guides/from-python.md", "from_python.py"), ("docs/guides/from-python.md", "whole_module.py")]
+)
 def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: Path) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.DOTALL)

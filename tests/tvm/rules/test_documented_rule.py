@@ -1,4 +1,4 @@
-"""The operator that docs/adding-an-operator.md adds: its file and its declaration work as they stand there."""
+"""The operator that docs/guides/adding-an-operator.md adds: its file and its declaration work as they stand there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
 from kerneldecl.plugins.load import load_arch, load_rule
 
-DOCUMENT = REPOSITORY / "docs" / "adding-an-operator.md"
+DOCUMENT = REPOSITORY / "docs/guides/adding-an-operator.md"
 
 
 def blocks(language: str) -> list[str]:
