@@ -378,6 +378,7 @@ class Trial:
 
 
 def shown_value(value: Value) -> str:
+    """Return a parameter's value as people read it: `128x64` of a tuple, eight digits of a digest instead of a trace."""
     if isinstance(value, str) and len(value) > 80:  # a trace
         return hashlib.sha256(value.encode()).hexdigest()[:8]
     return "x".join(map(shown_value, value)) or "none" if isinstance(value, tuple) else str(value).lower()

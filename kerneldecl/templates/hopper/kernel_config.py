@@ -24,7 +24,8 @@ from kerneldecl.analysis.hopper_limits import (
     epilogue_tile_bytes,
     split_k_share,
 )
-from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES, accumulators_per_register
+from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
+from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
 from kerneldecl.templates.hopper.epilogue import Epilogue
 from kerneldecl.templates.hopper.gather import FlatMemory
 from kerneldecl.templates.hopper.operands import Operand
@@ -48,52 +49,6 @@ CLUSTERS_LOST = 11
 """Clusters of more than two CTAs of which one finds no room: a cluster lies within one GPC, and those have 16 or 18 SMs (H200)."""
 Gate = Callable[[Any, Any], Any]
 """(accumulator of the first half, of the second one) -> the result in the accumulators' dtype."""
-
-
-@dataclass(frozen=True)
-class AccumulatorLayout:
-    """How a consumer thread holds the accumulators of its MMA tiles in registers."""
-
-    dtype: str
-    block_n: int
-    mma_tiles: int = 1
-
-    @property
-    def count(self) -> int:
-        return self.mma_tiles * self.per_mma_tile
-
-    @property
-    def per_mma_tile(self) -> int:
-        return self.block_n // 2
-
-    @property
-    def per_register(self) -> int:
-        return accumulators_per_register(self.dtype)
-
-    @property
-    def registers(self) -> int:
-        return self.count // self.per_register
-
-    @property
-    def register_dtype(self) -> str:
-        """Return how TVM holds what wgmma accumulates in: float32 as it is, others as the bits they are."""
-        return "float32" if self.dtype == "float32" else "uint32"
-
-    @property
-    def ptx_type(self) -> str:
-        """Return how PTX loads and stores a register of accumulators."""
-        return "f32" if self.register_dtype == "float32" else "u32"
-
-    @property
-    def reduce_dtype(self) -> str:
-        """Return the data type in which split-K adds partial accumulators: float32 at least."""
-        return "float32" if self.dtype == "float16" else self.dtype
-
-    def of_registers(self, registers: Any) -> Any:
-        """Return a local buffer of registers as one of accumulators."""
-        if self.dtype == self.register_dtype:
-            return registers
-        return T.decl_buffer((registers.shape[0] * self.per_register,), self.dtype, data=registers.data, scope="local")
 
 
 class EpiloguePlan(NamedTuple):

@@ -23,9 +23,10 @@ from kerneldecl.analysis.hopper_limits import (
 )
 from kerneldecl.analysis.params import WindowParams
 from kerneldecl.analysis.tensor_cores import PTX_TYPES
+from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
 from kerneldecl.templates.hopper.conv_tiles import PixelBoxes
 from kerneldecl.templates.hopper.epilogue import Epilogue
-from kerneldecl.templates.hopper.kernel_config import AccumulatorLayout, EpiloguePlan
+from kerneldecl.templates.hopper.kernel_config import EpiloguePlan
 from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap
 from kerneldecl.templates.hopper.read_conv import Convolution
 

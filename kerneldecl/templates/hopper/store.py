@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
 from kerneldecl.templates.hopper.epilogue import Epilogue, meta_vars
-from kerneldecl.templates.hopper.kernel_config import AccumulatorLayout, EpiloguePlan
+from kerneldecl.templates.hopper.kernel_config import EpiloguePlan
 from kerneldecl.templates.hopper.tma import LOAD
 
 TMA_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
