@@ -12,6 +12,7 @@ from kerneldecl.compare.searches import Searched
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.stages.contest import Contender, contest, copy_others
 from kerneldecl.stages.exchange import exchange, share_all
+from kerneldecl.stages.headers import lacks_headers, write_headers
 from kerneldecl.stages.link import link_artifacts
 from kerneldecl.stages.lock import check_lock, write_lock
 from kerneldecl.stages.lower import lower_entries
@@ -41,6 +42,7 @@ STAGES: tuple[Stage, ...] = (
     check_lock,  # now the candidates are known
     tune_entries,
     rebuild_objects,
+    write_headers,
     choose_rows,
     link_artifacts,
     write_lock,
@@ -70,7 +72,7 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
         session.replan()
         session.first_plan = session.plan
     exchange(session)
-    needs_runner = not all(entry.is_done for entry in session.entries)
+    needs_runner = not all(entry.is_done for entry in session.entries) or lacks_headers(session)
     to_lower, to_tune, to_build = (misses(session.entries, kind) for kind in ("lower", "tune", "build"))
     report(Started(len(session.plan.entries), to_lower, to_tune, to_build))
     if needs_runner:

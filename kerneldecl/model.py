@@ -379,9 +379,9 @@ class Trial:
 
 def shown_value(value: Value) -> str:
     """Return a parameter's value as people read it: `128x64` of a tuple, eight digits of a digest instead of a trace."""
-    if isinstance(value, str) and len(value) > 80:  # a trace
-        return hashlib.sha256(value.encode()).hexdigest()[:8]
-    return "x".join(map(shown_value, value)) or "none" if isinstance(value, tuple) else str(value).lower()
+    if isinstance(value, tuple):
+        return "x".join(map(shown_value, value)) or "none"
+    return hashlib.sha256(value.encode()).hexdigest()[:8] if isinstance(value, str) and len(value) > 80 else str(value).lower()
 
 
 def frozen(value: object) -> Value:
@@ -396,5 +396,4 @@ def frozen(value: object) -> Value:
 @functools.cache
 def dtype_bytes(dtype: str) -> int:
     """Return the bytes of one element: `dtype_bytes("float16") == 2`. Sub-byte dtypes count as one byte."""
-    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    return 1 if dtype == "bool" else max(1, int(digits) // 8)
+    return 1 if dtype == "bool" else max(1, int("".join(c for c in dtype.partition("_")[0] if c.isdigit())) // 8)

@@ -6,7 +6,7 @@ Knows nothing of TVM itself, of tuning or of plans.
       manifest.json                         what is in it; SHA-256 of every other file
       lib/<name>-<digest>.so                the kernels of all entries
       kernels.zip                           each kernel by itself: <symbol>.o, for models that link it into their own library,
-                                            and <symbol>.py, its scheduled TensorIR
+                                            and <symbol>.py, its scheduled TensorIR; if declared also include/<entry>.cuh or .h
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
       database_intrinsics/                  the same, of schedules that name tensor intrinsics: TVM reads it where they are registered
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ class Part(NamedTuple):
     tuned: TuneResult
     ranges: tuple[tuple[int, int], ...] | None = None
     """Of rows that are known at run time: the last number of each range, and that which its kernel is tuned for."""
+    header: tuple[str, str] = ("", "")
+    """File name of its header, and the digest of that; empty without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,8 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     families = [_family(parts, kernels) for parts in _by_rows(linked.parts).values()]
     dispatches = {family["symbol"]: compile_dispatch(_dispatch(family)) for family in families}
     library = _write_library(linked, records, store, folder, linker, dispatches)
-    write_archive(folder / ARCHIVE, [*_members(records, store), *((f"{symbol}.o", content) for symbol, content in dispatches.items())])
+    dispatching = ((f"{symbol}.o", content) for symbol, content in dispatches.items())
+    write_archive(folder / ARCHIVE, [*_members(records, store), *dispatching, *_headers(linked.parts, store)])
     held = {record.computation: json.loads(_blob(store, record, "database")) for record in records}
     traceless = {computation: found for computation, found in held.items() if "trace" not in found}
     _write_databases([record for record in records if record.computation not in traceless], held, folder)
@@ -167,7 +171,7 @@ def _tuned_rows(part: Part) -> int:
 
 def _family(parts: Sequence[Part], kernels: Mapping[str, TuneResult]) -> dict[str, Any]:
     """Return what the manifest says of a kernel of any number of rows: its signature at the largest that is tuned, and its table."""
-    workload, lowered, _, ranges = parts[-1]
+    workload, lowered, _, ranges, _ = parts[-1]
     assert workload.rows is not None, "these have rows"
     assert ranges is not None, "these have rows"
     symbols = {_tuned_rows(part): kernels[part.tuned.symbol].symbol for part in parts}
@@ -216,6 +220,19 @@ def _members(records: Sequence[TuneResult], store: Store) -> Iterator[tuple[str,
         yield f"{record.symbol}.py", _blob(store, record, "source")
 
 
+def _headers(parts: Sequence[Part], store: Store) -> Iterator[tuple[str, bytes]]:
+    """Yield headers as members of the archive; where the names of several entries differ in signs alone, with a digest in their own."""
+    found = [part.header for part in parts if part.header[0]]
+    names = Counter(name for name, _ in found)
+    for plain, blob in sorted(found):
+        stem, dot, ending = plain.partition(".")
+        name = plain if names[plain] == 1 else f"{stem}-{blob[:8]}{dot}{ending}"
+        content = store.read_blob(blob)
+        if isinstance(content, Miss):
+            raise ArtifactError(f"cannot link {name}: {content.reason}; build again to make it")
+        yield f"include/{name}", content
+
+
 def _write_databases(records: Sequence[TuneResult], held: Mapping[str, Any], folder: Path) -> None:
     """Write the database that stock TVM opens, and beside it one of the schedules that need intrinsics, if there are any."""
     needy = [record for record in records if _names_intrinsics(held[record.computation]["trace"])]
@@ -253,7 +270,7 @@ def _blob(store: Store, record: TuneResult, name: str) -> bytes:
 
 
 def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[str]) -> dict[str, Any]:
-    workload, lowered, record, _ = part
+    workload, lowered, record, *_ = part
     kernel = kernels[record.symbol]
     return {
         "name": workload.name,

@@ -6,7 +6,6 @@ Knows nothing of TVM: a worker process makes the text from the entry's record.
 from __future__ import annotations
 
 import base64
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import click
 
 from kerneldecl.cli.options import Settings, chosen_entries, complete, opened
 from kerneldecl.cli.package import FORMS, export_package
-from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import TuningError, printable_lines
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 FORMATS = {"cuda": ("cuda", "ptx", "cubin", "sass"), "cpu": ("c", "asm")}
 """Formats by kind of arch; the first is that which is meant where none is given."""
 _LIMIT_SECS = 300.0
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @click.command()
@@ -44,6 +41,7 @@ def export(settings: Settings, entry: str | None, form: str | None, name: str | 
 
     tar, wheel and hf-kernel write an artifact instead: that of the folder ENTRY, or the workspace's.
     """
+    from kerneldecl.stages.headers import NAME, function_name
     from kerneldecl.stages.session import make_plan
 
     if form in FORMS:
@@ -51,7 +49,7 @@ def export(settings: Settings, entry: str | None, form: str | None, name: str | 
         return
     if entry is None:
         raise click.UsageError("name the entry to export; --format tar, wheel or hf-kernel exports the artifact")
-    if name is not None and not _NAME.fullmatch(name):
+    if name is not None and not NAME.fullmatch(name):
         raise click.UsageError(f"--name {name!r} is no name in C++")
     if form == "cubin" and output is None:
         raise click.UsageError("a cubin is no text: name a file with -o")
@@ -78,6 +76,8 @@ def only(entries: Sequence[EntryPlan], pattern: str) -> EntryPlan:
 
 def source_of(workspace: Workspace, entries: Sequence[EntryPlan], pattern: str | None) -> dict[str, str]:
     """Return the source of the one entry that is selected, as its first format has it."""
+    from kerneldecl.stages.headers import function_name
+
     if pattern is None:
         raise click.UsageError("--source shows one entry: name it")
     entry = only(entries, pattern)
@@ -85,59 +85,20 @@ def source_of(workspace: Workspace, entries: Sequence[EntryPlan], pattern: str |
     return {"entry": entry.entry, "format": form, "source": exported(workspace, entry, form, function_name(entry.workload.name))["text"]}
 
 
-def function_name(name: str) -> str:
-    """Return an entry's name in letters that C++ allows: `projection[m=128]` is projection_m_128."""
-    legal = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-    return legal if _NAME.fullmatch(legal) else f"kernel_{legal}"
-
-
 def exported(workspace: Workspace, entry: EntryPlan, form: str, name: str) -> dict[str, str]:
     """Return what a worker makes of an entry's winner; raise TuningError where it has none, or has no such form."""
     from kerneldecl.runners.process import Worker
-    from kerneldecl.serial import to_json
-    from kerneldecl.tuning.task import spec_of
+    from kerneldecl.stages.headers import export_request
 
     if entry.lowered is None or entry.tuned is None:
         raise TuningError(f"{entry.entry} is not tuned: run `kerneldecl build {entry.entry}` first")
     if form not in FORMATS[entry.arch.kind]:
         raise click.UsageError(f"{entry.entry} is for {entry.arch.name}: its formats are {', '.join(FORMATS[entry.arch.kind])}")
-    asked = {"format": form, "name": name, "about": about(entry), "figures": figures(entry), "signature": entry.lowered.signature}
-    request = {"device": "export", "action": "export", "candidate": entry.tuned.winner.to_json(), "arch": to_json(entry.arch)}
-    spec = spec_of(workspace.root, workspace.cache, entry.workload, entry.lowered, {})
     worker = Worker({}, folder=workspace.root)
     try:
-        answer = worker.call({**request, "spec": spec, "asked": asked}, _LIMIT_SECS)
+        answer = worker.call(export_request(workspace, entry, form, name), _LIMIT_SECS)
     finally:
         worker.stop()
     if "failure" in answer:
         raise TuningError(f"{entry.entry} cannot be exported: {answer['failure']}")
     return answer
-
-
-def about(entry: EntryPlan) -> list[str]:
-    """Return lines that say where a kernel is from."""
-    from kerneldecl import __version__
-
-    assert entry.tuned is not None, "what is exported is tuned"
-    attrs = ", ".join(f"{name}={value}" for name, value in entry.workload.attrs)
-    time = f"{duration(entry.tuned.run_secs)} {'measured' if entry.tuned.is_measured else 'expected'}"
-    return [
-        f"{entry.entry}: rule {entry.workload.rule}, {attrs}",
-        f"{entry.tuned.winner}, {time}; record {entry.tuned.key[:16]}",
-        f"Exported by kerneldecl {__version__}; do not edit.",
-    ]
-
-
-def figures(entry: EntryPlan) -> dict[str, float]:
-    """Return the work of a call, the least time that the device's peak and bandwidth allow, and the record's time."""
-    from kerneldecl.planning.roofline import roofline_of
-
-    assert entry.lowered is not None, "what is exported is tuned"
-    assert entry.tuned is not None, "what is exported is tuned"
-    roofline = roofline_of(entry)
-    return {
-        "flops": roofline.flops,
-        "least_bytes": roofline.least_bytes,
-        "least_secs": float(f"{roofline.least_secs:.4g}"),
-        "recorded_secs": entry.tuned.run_secs,
-    }

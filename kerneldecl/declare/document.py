@@ -19,6 +19,7 @@ from kerneldecl.declare.policies import SHARED, shared_budget
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
+    ARTIFACT_REQUIRED,
     EDITIONS,
     FILE,
     FOLDER_NAME,
@@ -72,6 +73,8 @@ class Declaration:
     """Public keys of those whose packages count; empty: everybody's do."""
     imports: tuple[Import, ...] = ()
     """Published packages whose records this workspace builds on."""
+    has_headers: bool = False
+    """Whether artifacts carry kernels as headers, too."""
     digest: str = ""
     """Digest of the file's bytes as they were read."""
 
@@ -107,6 +110,7 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
         cache=shared_cache_of(_table(document, "cache"), _table(document, "trust")),
         trusted=tuple(_table(document, "trust").get("keys", ())),
         imports=imports_of(_table(document, "import")),
+        has_headers=document["artifact"].get("headers", False),
     )
 
 
@@ -218,7 +222,7 @@ def _document_findings(document: Document, root: Path, scope: Scope) -> Iterator
     """Yield every mistake outside the `[[workload]]` tables."""
     unknown_top = list(unknown_keys(document, _TOP))
     yield from unknown_top
-    yield from _table_findings(document, ("artifact",), ARTIFACT, required=ARTIFACT)
+    yield from _table_findings(document, ("artifact",), ARTIFACT, required=ARTIFACT_REQUIRED)
     yield from _table_findings(document, ("toolchain",), TOOLCHAIN)
     yield from _table_findings(document, ("defaults",), SETTINGS)
     yield from _table_findings(document, ("limits",), LIMITS)

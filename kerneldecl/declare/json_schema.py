@@ -19,7 +19,7 @@ from kerneldecl.declare.limits import LIMITS
 from kerneldecl.declare.policies import BUDGET_KEYS, SHARED
 from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
 from kerneldecl.declare.shared_cache import CACHE, TRUST
-from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
+from kerneldecl.declare.toml_keys import ARTIFACT, ARTIFACT_REQUIRED, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
 from kerneldecl.plugins.find import plugin_names
 
@@ -36,7 +36,7 @@ def json_schema(root: Path) -> Schema:
     workload = {"oneOf": [{"$ref": f"#/$defs/{rule.name}"} for rule in rules]}
     properties = {
         "edition": {"enum": list(EDITIONS), "description": "Format of this file."},
-        "artifact": _object(_keys(ARTIFACT), required=ARTIFACT),
+        "artifact": _object(_keys(ARTIFACT), required=ARTIFACT_REQUIRED),
         "toolchain": _object(_keys(TOOLCHAIN)),
         "target": {"type": "object", "minProperties": 1, "propertyNames": ARTIFACT["name"].schema, "additionalProperties": target},
         "defaults": _object(_keys(SETTINGS, policy=policies, budget=_BUDGET)),

@@ -209,7 +209,14 @@ ARTIFACT: Mapping[str, Key] = {
         {"type": "string", "pattern": f"^{_FOLDER_VERSION.pattern}$"},
         "Version of the artifact.",
     ),
+    "headers": Key(
+        lambda value: isinstance(value, bool),
+        "true or false",
+        {"type": "boolean", "default": False},
+        "Whether artifacts carry each kernel as a header of CUDA or C++ too, which programs compile without TVM.",
+    ),
 }
+ARTIFACT_REQUIRED = ("name", "version")
 TOOLCHAIN: Mapping[str, Key] = {
     tool: version_key(f"Version of {tool} that kernels are built with; {pin} by default.") for tool, pin in PINS.items()
 }

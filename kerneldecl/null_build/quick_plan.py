@@ -99,9 +99,9 @@ def _links(
     root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]
 ) -> list[Action]:
     from kerneldecl.artifact.manifest import OTHER_KERNELS, artifact_defect, artifact_folder
-    from kerneldecl.planning.plan import LinkPast, link_action
+    from kerneldecl.planning.plan import ArtifactOf, LinkPast, link_action
 
-    name, version = document["artifact"]["name"], document["artifact"]["version"]
+    artifact = ArtifactOf(document["artifact"]["name"], document["artifact"]["version"], document["artifact"].get("headers", False))
     entries: dict[str, dict[str, str]] = {}
     waiting: dict[str, list[str]] = {}
     for row in rows:
@@ -114,7 +114,7 @@ def _links(
             of_target[entry.workload.name] = entry.link_digest
 
     def past(target: str) -> LinkPast:
-        key, folder = linked.get(target, ""), artifact_folder(root, name, version, target)
+        key, folder = linked.get(target, ""), artifact_folder(root, artifact.name, artifact.version, target)
 
         def defect(of: str) -> str:
             # The memo has no key of an artifact that is not as it was left: then its files are looked at.
@@ -122,7 +122,7 @@ def _links(
 
         return LinkPast(defect, lambda new: _difference(root, target, key, new, planned))
 
-    return [link_action((name, version, target), digests, waiting.get(target, []), past(target)) for target, digests in entries.items()]
+    return [link_action(artifact, target, digests, waiting.get(target, []), past(target)) for target, digests in entries.items()]
 
 
 def _difference(root: Path, target: str, key: str, manifest: str, planned: Sequence[EntryPlan]) -> Difference:

@@ -71,6 +71,15 @@ class Asked(NamedTuple):
     """What is declared of a tuner's options; None where it is no tuner."""
 
 
+class ArtifactOf(NamedTuple):
+    """What is declared of a workspace's artifacts."""
+
+    name: str
+    version: str
+    has_headers: bool = False
+    """Whether they carry kernels as headers."""
+
+
 @dataclass(frozen=True)
 class EntryPlan:
     """One workload with what is known of it so far."""
@@ -327,22 +336,22 @@ class LinkPast(NamedTuple):
 
 
 def link_action(
-    artifact: tuple[str, str, str],
+    artifact: ArtifactOf,
+    target: str,
     digests: Mapping[str, str],
     waiting: Sequence[str],
     past: LinkPast,
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> Action:
-    """Return the link of one target: `artifact` is name, version and target, `waiting` its entries that are not tuned yet.
+    """Return the link of one target; `waiting` are its entries that are not tuned yet.
 
     `missing` gives the reasons why entries have failed, which the artifact is linked without.
     """
-    target = artifact[2]
     subject = Subject(target, target, "link")
     if waiting:
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         return Action.waiting(subject, f"{waiting[0]}{more}")
-    manifest = keys.link_manifest(*artifact, digests, missing)
+    manifest = keys.link_manifest(artifact.name, artifact.version, target, digests, missing, has_headers=artifact.has_headers)
     link_key = keys.key(manifest)
     reason = past.defect(link_key)
     if not reason:
@@ -351,31 +360,30 @@ def link_action(
     return Action.ready(subject, link_key, str(difference) or reason, manifest, difference)
 
 
-def plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past: Past, failures: Mapping[str, str]) -> Action:
-    """Return the link of the target that the entries are of, without those that failed: `failures` has their reasons."""
+def plan_link(artifact: ArtifactOf, target: str, entries: Sequence[EntryPlan], past: Past, failures: Mapping[str, str]) -> Action:
+    """Return the link of a target with these entries, without those that failed: `failures` has their reasons."""
     missing = {entry.workload.name: failures[entry.entry] for entry in entries if entry.entry in failures}
     present = [entry for entry in entries if entry.entry not in failures]
     tuned = {entry.workload.name: entry for entry in present if entry.tuned}
     digests = {name: entry.link_digest for name, entry in tuned.items()}
     waiting = [entry.entry for entry in present if entry.tuned is None or (entry.workload.rows and entry.ranges is None)]
-    target = artifact[2]
 
     def difference(manifest: str) -> Difference:
         old = past.manifest(target, "link", manifest)
         changed = tuple(keys.changed_lines(old, manifest)) if old else ()
         return Difference(changed, past.link_causes(target, changed, tuned) if changed else ())
 
-    return link_action(artifact, digests, waiting, LinkPast(lambda key: past.artifact_defect(target, key), difference), missing)
+    return link_action(artifact, target, digests, waiting, LinkPast(lambda key: past.artifact_defect(target, key), difference), missing)
 
 
-def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: tuple[str, str]) -> Plan:
-    """Return the plan of all entries. `artifact` is the declared name and version."""
+def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: ArtifactOf) -> Plan:
+    """Return the plan of all entries."""
     planned = tuple(plan_entry(workload, inputs, read, past) for workload in workloads)
     entries = with_rows(planned, lambda workload: reference(workload, inputs), read)
     by_target: dict[str, list[EntryPlan]] = {}
     for entry in entries:
         by_target.setdefault(entry.workload.target, []).append(entry)
-    links = [plan_link((*artifact, target), several, past, {}) for target, several in by_target.items()]
+    links = [plan_link(artifact, target, several, past, {}) for target, several in by_target.items()]
     # Nobody needs the object of an entry while the artifact that holds it is whole.
     wanted = {link.target for link in links if not link.is_hit}
     return Plan(tuple(_with_build(entry, past) if entry.workload.target in wanted else entry for entry in entries), tuple(links))

@@ -15,7 +15,8 @@ from kerneldecl.planning import published
 from kerneldecl.planning.action import Action
 from kerneldecl.planning.plan import EntryPlan, plan_link
 from kerneldecl.planning.workspace import FILE
-from kerneldecl.stages.session import Session, past_of
+from kerneldecl.stages.headers import header_of
+from kerneldecl.stages.session import Session, artifact_of, past_of
 from kerneldecl.store.lock import exclusive
 from kerneldecl.tuning.events import Finished, Note
 
@@ -46,16 +47,16 @@ def link_artifacts(session: Session) -> None:
 
 
 def _without_failed(session: Session, planned: Action, entries: list[EntryPlan]) -> Action:
-    declaration = session.workspace.declaration
-    artifact = (declaration.artifact, declaration.version, planned.target)
-    return plan_link(artifact, entries, past_of(session.workspace), session.failures)
+    artifact = artifact_of(session.workspace.declaration)
+    return plan_link(artifact, planned.target, entries, past_of(session.workspace), session.failures)
 
 
 def _link_artifact(session: Session, action: Action, folder: Path, entries: list[EntryPlan]) -> None:
     workspace, declaration = session.workspace, session.workspace.declaration
     _check_unpublished(session, action)
     session.ran.append(action)
-    parts = tuple(link.Part(e.workload, e.lowered, e.tuned, e.ranges) for e in entries if e.lowered is not None and e.tuned is not None)
+    tuned = [(e, e.lowered, e.tuned) for e in entries if e.lowered is not None and e.tuned is not None]
+    parts = tuple(link.Part(e.workload, lowered, found, e.ranges, header_of(session, e)) for e, lowered, found in tuned)
     failed = (e for e in session.plan.entries if e.workload.target == action.target and e.entry in session.failures)
     linked = link.Linked(
         name=declaration.artifact,

@@ -21,13 +21,14 @@ from kerneldecl.planning.action import Action, Changed, Kind, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.earlier_manifests import EarlierManifests
 from kerneldecl.planning.explain import Explainer, link_causes
-from kerneldecl.planning.plan import EntryPlan, Past, Plan, plan
+from kerneldecl.planning.plan import ArtifactOf, EntryPlan, Past, Plan, plan
 from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.tuning.events import Finished, Report
 
 if TYPE_CHECKING:
+    from kerneldecl.declare.document import Declaration
     from kerneldecl.store.shared import SharedStore
     from kerneldecl.toolchain.linkers import Linker
     from kerneldecl.tuning.counted import Counted
@@ -177,9 +178,12 @@ def make_plan(
             return interim[record_key]
         return NEVER if kind == "rank" and not shows_ranked else store.read(kind, record_key, is_local=is_local)
 
-    return plan(
-        declaration.workloads, workspace.inputs, read, past_of(workspace, is_wanted_again), (declaration.artifact, declaration.version)
-    )
+    return plan(declaration.workloads, workspace.inputs, read, past_of(workspace, is_wanted_again), artifact_of(declaration))
+
+
+def artifact_of(declaration: Declaration) -> ArtifactOf:
+    """Return what a declaration says of its artifacts."""
+    return ArtifactOf(declaration.artifact, declaration.version, declaration.has_headers)
 
 
 def past_of(workspace: Workspace, is_wanted_again: Wanted = lambda *_: False) -> Past:

@@ -244,12 +244,14 @@ def device_fields(arch: Arch) -> dict[str, object]:
     return {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target), **cores}
 
 
-def link_manifest(name: str, version: str, target: str, entries: Mapping[str, str], missing: Mapping[str, str]) -> str:
+def link_manifest(
+    name: str, version: str, target: str, entries: Mapping[str, str], missing: Mapping[str, str], *, has_headers: bool = False
+) -> str:
     """Return what an artifact depends on.
 
     `entries` gives a digest of what the artifact says and holds of each entry, by name; `missing` why an entry is left out.
     """
-    artifact = {"name": name, "version": version, "target": target}
+    artifact = {"name": name, "version": version, "target": target, **({"headers": True} if has_headers else {})}
     return manifest("link", {"artifact": artifact, "entries": dict(entries), "missing": dict(missing)})
 
 

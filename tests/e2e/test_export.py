@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,30 @@ def test_a_program_calls_an_exported_entry(built: Space, tmp_path: Path) -> None
     artifact["gemm"](a, b, expected)
     assert ctypes.CDLL(str(header.parent / "shim.so")).run(*(ctypes.c_void_p(each.ctypes.data) for each in (a, b, found))) == 0
     assert (found == expected).all()
+
+
+def test_an_artifact_carries_headers_if_they_are_declared(built: Space, tmp_path: Path) -> None:
+    """The same headers as of `export`; one that the store has lost is written again, and another declaration is another artifact."""
+    space = built.copy_of(tmp_path / "headers", "cache", "dist", "workloads.lock")
+    plain = members(space)
+    space.edit("workloads.toml", "[artifact]\n", "[artifact]\nheaders = true\n")
+    space.run("build")
+    exported = space.run("export", "gemm").stdout
+    assert members(space)["include/gemm.h"].decode() == exported
+    assert sum(name.startswith("include/") for name in members(space)) == 4
+    for record in (space.root / "cache" / "local" / "header").iterdir():
+        record.unlink()
+    shutil.rmtree(space.root / "dist")
+    space.run("build")
+    assert members(space)["include/gemm.h"].decode() == exported
+    space.edit("workloads.toml", "headers = true\n", "")
+    space.run("build")
+    assert members(space) == plain
+
+
+def members(space: Space) -> dict[str, bytes]:
+    with zipfile.ZipFile(space.artifact() / "kernels.zip") as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_what_cannot_be_exported_is_one_sentence(built: Space) -> None:

@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.cli.export import about, figures
 from kerneldecl.compiler import actions
 from kerneldecl.export.actions import export
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.planning.workspace import open_workspace
 from kerneldecl.serial import to_json
+from kerneldecl.stages.headers import about, figures
 from kerneldecl.stages.session import make_plan
 from kerneldecl.tuning.task import spec_of
 from support.repository import REPOSITORY

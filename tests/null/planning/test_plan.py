@@ -15,7 +15,7 @@ from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Proposal, Workload
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.causes import Cause
-from kerneldecl.planning.plan import Inputs, Past, Plan, plan
+from kerneldecl.planning.plan import ArtifactOf, Inputs, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import BLOBS, Proposed, groups_to_json
@@ -76,7 +76,7 @@ class World:
             lambda workload, kind, manifests: self.causes(workload.entry, kind, manifests[kind]),
             lambda target, changed, _entries: tuple(Cause(target, *line) for line in changed),
         )
-        return plan(workloads or (WORKLOAD,), inputs, read, past, ("ops", "1"))
+        return plan(workloads or (WORKLOAD,), inputs, read, past, ArtifactOf("ops", "1"))
 
     def causes(self, entry: str, kind: Kind, manifest: str) -> tuple[Cause, ...]:
         """Return the lines that differ as they are: what they come from is told elsewhere."""
