@@ -5,8 +5,10 @@ Knows nothing of what is tested.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from kerneldecl.planning.workspace import open_workspace
 from kerneldecl.serial import to_json
 from kerneldecl.stages.headers import about, figures
 from kerneldecl.stages.session import make_plan
+from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.task import spec_of
 from support.repository import REPOSITORY
 
@@ -40,9 +44,20 @@ OF_EACH_KIND = (
 
 @functools.cache
 def entries(target: str = "h200") -> dict[str, EntryPlan]:
-    """Return the repository's entries for a target, as their records have them."""
+    """Return the repository's entries for a target with their committed records, also those that today's references have not seen."""
     plan = make_plan(open_workspace(REPOSITORY))
-    return {each.entry: each for each in plan.entries if each.workload.target == target}
+    store = LocalStore(REPOSITORY / "cache")
+    read = (store.read("tune", path.stem, is_local=False) for path in (REPOSITORY / "cache" / "record" / "tune").glob("*.json"))
+    results = [TuneResult(record.key, record.result) for record in read if isinstance(record, Record)]
+    recorded = {result.computation: result for result in results}
+    return {each.entry: with_record(each, recorded) for each in plan.entries if each.workload.target == target}
+
+
+def with_record(entry: EntryPlan, recorded: Mapping[str, TuneResult]) -> EntryPlan:
+    """Return an entry with the record of its computation, if it has none of its own."""
+    if entry.tuned is not None or entry.lowered is None:
+        return entry
+    return dataclasses.replace(entry, tuned=recorded.get(entry.lowered.computation))
 
 
 def spec(entry: EntryPlan) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kerneldecl.compiler.graph.view_rewriting import VIEWS, axes_of
 from kerneldecl.compiler.graph.views import View
 
 _BINARY = {"relax.add": "add", "relax.multiply": "mul", "relax.subtract": "sub", "relax.divide": "div"}
+_GATES = {"relax.nn.silu": "silu_mul", "relax.nn.gelu": "gelu_mul", "relax.nn.gelu_tanh": "gelu_tanh_mul"}
 _UNARY = {**ACTIVATIONS, "relax.exp": "exp", "relax.sqrt": "sqrt"}
 
 
@@ -53,16 +54,17 @@ def _written_by_rows(found: Found, var: relax.Var) -> View | None:
 
 
 def find_gated(found: Found, var: relax.Var, call: relax.Call) -> None:
-    """Find silu(x) * y of values that rules or the caller give."""
+    """Find silu(x) * y, or gelu(x) * y, of values that rules or the caller give."""
     if call.op.name != "relax.multiply" or static_shape(call.args[0]) != static_shape(call.args[1]):
         return
     for gate, y in (call.args, call.args[::-1]):
-        silu = found.graph.call(gate)
-        if silu is None or silu.op.name != "relax.nn.silu" or gate in found.taken or found.graph.only_reader(gate) is None:
+        activation = found.graph.call(gate)
+        op = _GATES.get(activation.op.name) if activation is not None else None
+        if activation is None or op is None or gate in found.taken or found.graph.only_reader(gate) is None:
             continue
-        if all(_is_given(found, each) for each in (silu.args[0], y)) and _is_for_rules(found, var):
-            attrs = {"op": "silu_mul", "shape": static_shape(call) or (), **dtype_attr(dtype_of(call))}
-            found.add(var, Use("elementwise", attrs, (silu.args[0], y), (gate,)))
+        if all(_is_given(found, each) for each in (activation.args[0], y)) and _is_for_rules(found, var):
+            attrs = {"op": op, "shape": static_shape(call) or (), **dtype_attr(dtype_of(call))}
+            found.add(var, Use("elementwise", attrs, (activation.args[0], y), (gate,)))
             return
 
 

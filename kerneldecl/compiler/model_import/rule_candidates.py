@@ -14,7 +14,7 @@ from kerneldecl.model import Arg
 
 _ACTIVATIONS = ("relu", "relu6", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_sigmoid", "hard_swish")
 UNARY = (*_ACTIVATIONS, "copy", "neg", "abs", "sqrt", "exp")
-BINARY = ("add", "mul", "sub", "div", "maximum", "minimum", "silu_mul")
+BINARY = ("add", "mul", "sub", "div", "maximum", "minimum", "silu_mul", "gelu_mul", "gelu_tanh_mul")
 _REDUCTIONS = ("sum", "mean", "max", "min")
 _LARGEST_STRIDE = 4
 _LARGEST_DILATION = 3

@@ -126,7 +126,7 @@ def _consume(cta, out, index):
                 run_scaled(kernel, consumer, scales, (group, row, column))
                 scheduler.advance()
             else:
-                run_mainloop(consumer, gemm.k_tiles)
+                run_mainloop(consumer, gemm.k_tiles, (column, 0))
                 scheduler.advance()
                 finish_mainloop(consumer)
             store_rows(context, (row, column, index), end)
@@ -148,7 +148,20 @@ def _run(kernel, maps, args, ids):
     empty = MBarrier(pool, params.stages)
     tables = T.meta_var(Tables.of(pool, kernel))
     pool.commit()
-    smem = T.meta_var(Smem(a=a_stages, b=b_stages, staging=staging, partials=None, full=full, empty=empty, order=None, tile_operand=None))
+    smem = T.meta_var(
+        Smem(
+            a=a_stages,
+            b=b_stages,
+            staging=staging,
+            partials=None,
+            scales=None,
+            zeros=None,
+            full=full,
+            empty=empty,
+            order=None,
+            tile_operand=None,
+        )
+    )
     full.init(1)
     empty.init(params.consumers * 4 * params.cluster_n)
     T.ptx.fence.mbarrier_init.release.cluster()

@@ -342,7 +342,7 @@ def test_text_of_wrong_archs(write_files: Write, golden: Callable[[str, str], No
 
 def test_a_workspace_policy_that_names_its_place_is_asked_by_auto(write_files: Write) -> None:
     body = "TEMPLATES = ()\n\n\ndef propose(space, arch, top_k):\n    return ()\n"
-    root = write_files({"policies/mine.py": f'AUTO = {{"cpu": 15}}\n{body}', "policies/unasked.py": body, "policies/broken.py": "1 +\n"})
+    root = write_files({"policies/mine.py": f'AUTO = {{"cpu": 11}}\n{body}', "policies/unasked.py": body, "policies/broken.py": "1 +\n"})
     standard = standard_order("cpu")
     assert policies_behind(root, "auto", "cpu") == (standard[0], "mine", *standard[1:])
     assert policies_behind(root, "auto", "cuda") == standard_order("cuda")

@@ -5,6 +5,7 @@ Knows nothing of how kernels are built.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,9 @@ def test_cudas_runtime_of_pypi_is_among_the_places(tmp_path: Path, monkeypatch: 
     assert tmp_path / "nvidia" / "cu13" / "lib" / "libcudart.so.13" in list(_cuda_runtimes())
 
 
-def test_kernels_of_a_gpu_need_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_a_gpu_need_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "kernels.so"
+    library.write_bytes(Path(sys.executable).read_bytes()[:64])  # a file for this machine
     monkeypatch.setattr("kerneldecl.artifact.kernels.LIBRARY", "libcuda-of-no-machine.so")
     with pytest.raises(ToolchainError, match="there is no NVIDIA driver: install it"):
-        load_library(Path("kernels.so"), "cuda")
+        load_library(library, "cuda")
