@@ -42,7 +42,10 @@ def test_a_policy_cannot_stop_the_build(tmp_path: Path) -> None:
     space = Space(tmp_path / "policies")
     head = 'TEMPLATES = ("plain",)\n\n\ndef propose(space, arch, top_k):'
     files = {f"policies/{name}.py": f"{head}\n    {body}\n" for name, body in POLICIES.items()}
-    files |= {f"policies/{name}.py": f'{body}TEMPLATES = ("plain",)\n' for name, body in AT_IMPORT.items()}
+    files |= {
+        f"policies/{name}.py": f'{body}TEMPLATES = ("plain",)\n\n\ndef propose(space, arch, top_k):\n    return ()\n'
+        for name, body in AT_IMPORT.items()
+    }
     limits = "[limits]\npropose_secs = 5\nmemory_gib = 2\n\n"
     named = ("plain", *REASONS, "floods")
     tables = "".join(entry(policy, n) for n, policy in enumerate(named, start=8))
