@@ -755,6 +755,7 @@ def test_the_stages_are_a_visible_tuple_in_the_order_of_the_design() -> None:
         "check_lock",
         "tune_entries",
         "rebuild_objects",
+        "write_headers",
         "choose_rows",
         "link_artifacts",
         "write_lock",
