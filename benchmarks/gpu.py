@@ -134,6 +134,28 @@ Judge = Callable[[Sequence[Row], float, Mapping[str, float]], list[dict[str, Any
 """Makes figures of rows, of the bandwidth of torch's addition, and of the seconds of tuning by entry."""
 
 
+def compare_workspace(root: Path, description: str, judge: Judge, top_k: int) -> None:
+    """Be the command that compares the entries of a folder of the benchmarks with torch, as a rule with `top_k` candidates each."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, rule:NAME or tag:NAME, as in `kerneldecl build`")
+    parser.add_argument("--top-k", type=int, default=top_k, help="candidates that are built and timed for each entry")
+    parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final comparison")
+    parser.add_argument("--rivals", default="torch", help="what to compare with: torch, triton, dlight")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--folder", type=Path, help="folder of the workspace, which a later run reuses; default: a temporary folder")
+    given = parser.parse_args()
+    if find_spec("torch") is None:
+        sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
+    entries = entries_of(root, "h200", given.only or ["*"])
+    settings = Settings(given.top_k, given.rounds, given.jobs, frozenset(given.rivals.split(",")))
+    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix=f"{root.name}-") as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        found = compared(entries, settings, Path(folder), judge)
+    show("Figures", found["figures"])
+    write_json(given.json, found.pop("machine"), {"asked": vars(settings) | {"rivals": given.rivals}, **found})
+
+
 def compared(entries: Sequence[Entry], settings: Settings, folder: Path, judge: Judge) -> dict[str, Any]:
     """Tune and compare all entries, print their rows; return the content of the JSON."""
     start = time.perf_counter()

@@ -6,22 +6,14 @@ in gpu.py.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 from bench_support.gpu.comparison import Row
 from bench_support.gpu.figures import each, figure, isolated_figures, torch_ratio
-from bench_support.gpu.run import Settings
-from bench_support.table import show, write_json
-from gpu import compared, entries_of
+from gpu import compare_workspace
 
 ROOT = Path(__file__).parent / "hopper"
 SLOWEST, MEAN = min, geometric_mean
@@ -83,26 +75,5 @@ def _size(row: Row) -> tuple[Any, ...]:
     return tuple(row["attrs"][name] for name in ("m", "n", "k", "layout", "dtype"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time GEMM and convolutions on a GPU with wgmma beside cuBLAS and cuDNN.")
-    parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, rule:NAME or tag:NAME, as in `kerneldecl build`")
-    parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
-    parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final comparison")
-    parser.add_argument("--rivals", default="torch", help="what to compare with: torch, triton, dlight")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--folder", type=Path, help="folder of the workspace, which a later run reuses; default: a temporary folder")
-    given = parser.parse_args()
-    if find_spec("torch") is None:
-        sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
-    entries = entries_of(ROOT, "h200", given.only or ["*"])
-    settings = Settings(given.top_k, given.rounds, given.jobs, frozenset(given.rivals.split(",")))
-    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="hopper-") as folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        found = compared(entries, settings, Path(folder), judged)
-    show("Figures", found["figures"])
-    write_json(given.json, found.pop("machine"), {"asked": vars(settings) | {"rivals": given.rivals}, **found})
-
-
 if __name__ == "__main__":
-    main()
+    compare_workspace(ROOT, "Time GEMM and convolutions on a GPU with wgmma beside cuBLAS and cuDNN.", judged, 20)

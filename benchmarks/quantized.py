@@ -6,21 +6,13 @@ in gpu.py.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bench_support.gpu.comparison import Row
 from bench_support.gpu.figures import bandwidth, each, figure
-from bench_support.gpu.run import Settings
-from bench_support.table import show, write_json
-from gpu import compared, entries_of
+from gpu import compare_workspace
 
 ROOT = Path(__file__).parent / "quantized"
 W4A16 = {1: 3.2, 8: 3.2, 16: 3.0, 64: 2.2, 256: 1.2}
@@ -58,25 +50,5 @@ def _secs(row: Row, protocol: str) -> float:
     return float(row["protocols"][protocol]["best"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time quantised GEMMs on a GPU beside float16 ones of the same sizes.")
-    parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, rule:NAME or tag:NAME, as in `kerneldecl build`")
-    parser.add_argument("--top-k", type=int, default=12, help="candidates that are built and timed for each entry")
-    parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final comparison")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--folder", type=Path, help="folder of the workspace, which a later run reuses; default: a temporary folder")
-    given = parser.parse_args()
-    if find_spec("torch") is None:
-        sys.exit("this needs torch, built for CUDA: its graphs and events are used for timing")
-    entries = entries_of(ROOT, "h200", given.only or ["*"])
-    settings = Settings(given.top_k, given.rounds, given.jobs, frozenset({"torch"}))
-    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="quantized-") as folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        found = compared(entries, settings, Path(folder), judged)
-    show("Figures", found["figures"])
-    write_json(given.json, found.pop("machine"), {"asked": {"top_k": given.top_k, "rounds": given.rounds}, **found})
-
-
 if __name__ == "__main__":
-    main()
+    compare_workspace(ROOT, "Time quantised GEMMs on a GPU beside float16 ones of the same sizes.", judged, 12)

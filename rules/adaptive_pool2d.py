@@ -19,7 +19,7 @@ class AdaptivePool2d(Rule):
     """Y[i] = the maximum or the mean of rows i * h // rows to (i + 1) * h / rows, rounded up, of X; and so with columns."""
 
     op: Literal["max", "mean"]
-    """What is taken of a window."""
+    """The reduction over each window: its maximum or its mean."""
     n: Extent
     """Images."""
     h: Extent

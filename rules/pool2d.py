@@ -19,7 +19,7 @@ class Pool2d(Rule):
     """Y = the maximum or the mean of windows of kh x kw pixels of each channel of X; a window of h x w is global pooling."""
 
     op: Literal["max", "mean"]
-    """What is taken of a window."""
+    """The reduction over each window: its maximum or its mean."""
     n: Extent
     """Images."""
     h: Extent

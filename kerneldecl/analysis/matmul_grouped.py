@@ -144,7 +144,7 @@ class WgmmaGroupedParams(NamedTuple):
         )
 
     def _scales_fit(self) -> bool:
-        """Say whether a tile has one scale of B for each k-tile, and a thread registers for the products of one besides its sums."""
+        """Say whether a tile has one scale of B for each k-tile, and registers hold a k-tile's products beside the accumulators."""
         most = MAX_ACCUM_REGISTERS.get(self.consumers, 0)
         return SCALE_COLUMNS % self.block_n == 0 and 2 * self.gemm.thread_accumulators <= most
 

@@ -110,7 +110,7 @@ def _absent(assembly: str, prefix: str) -> Iterator[str]:
 
 
 def _head(kernel: CpuKernel) -> list[str]:
-    # The assembler of x86-64 takes every instruction; that of aarch64 only those of the processor that it is told.
+    # The assembler of x86-64 takes every instruction; that of aarch64 only those of its target processor.
     processor = f" -mcpu={kernel.processor}" if kernel.machine == "aarch64" and kernel.processor != "generic" else ""
     compiled = [f"compile with: g++ -O2 -std=c++17 -pthread{processor}", f"The CPU must have what LLVM calls {kernel.processor}."]
     notes = [

@@ -25,7 +25,7 @@ _BAND = (
 
 
 def detail(entry: Entry, revisions: Sequence[Revision]) -> str:
-    """Return all that is told of an entry."""
+    """Return an entry's details."""
     return "".join([*_head(entry), *_candidates(entry), *_searches(entry), *_history(entry, revisions), *_source(entry)])
 
 

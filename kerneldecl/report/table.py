@@ -1,6 +1,6 @@
 """Owns the table of entries: a row each, with what a reader compares, sorts and filters by.
 
-Knows nothing of what is told where a row is opened.
+Knows nothing of an entry's details.
 """
 
 from __future__ import annotations

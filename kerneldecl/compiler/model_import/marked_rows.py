@@ -15,7 +15,7 @@ from kerneldecl.compiler.dynamic_shapes import dynamic_dims
 from kerneldecl.compiler.model_import.model_error import ModelError
 
 _FIRST = 10_007
-"""The first number that is tried: a prime, so that products of it are told from other sizes."""
+"""The first number that is tried: a prime, so that multiples of it differ from other extents."""
 
 
 def with_marker(mod: tvm.IRModule, dim: str) -> tuple[tvm.IRModule, int]:
