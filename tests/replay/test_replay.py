@@ -20,7 +20,6 @@ WORKLOADS = read_workloads()
 QUICK = ("h200", "server")
 ARCHS = list(dict.fromkeys(arch for each in WORKLOADS for arch in each.archs))
 NOT_FROZEN_POLICIES = {
-    "cpu_matmul_grouped": "no workload of a CPU asks for it here yet; tests/tvm/templates has it",
     "auto": "names other policies; which ones and in which order is frozen before all workloads",
     "traced": "same",
     "default": "proposes the same candidate, without parameters, for everything",
@@ -28,7 +27,6 @@ NOT_FROZEN_POLICIES = {
 }
 """Policies that propose nothing of their own, each with what is frozen instead."""
 NOT_FROZEN_TEMPLATES = {
-    "cpu_matmul_grouped": "no workload of a CPU asks for it here yet; tests/tvm/templates has it",
     "trace": "its parameter is a schedule of MetaSchedule's",
     "tvm_default": "schedules as TVM does",
     **dict.fromkeys(("library_conv2d", "library_matmul"), "calls a vendor's library with what tests/tvm/templates/test_library.py expects"),
