@@ -7,6 +7,7 @@ them, compares each, and prints the results.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -33,6 +34,8 @@ TITLE = (
     "Kernels (us, torch, dlight, triton: back to back, in turns; their time by ours. cool, steady, isolated, chained: torch's time by ours "
     "under these protocols. first: the model's first choice, as a share of the best)"
 )
+SAID = ("steady", "isolated")
+"""Protocols of which an entry's line has the times."""
 QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
 
@@ -82,7 +85,8 @@ def _rounded(value: float | None) -> float | None:
 def say(row: Row, seconds: float) -> None:
     """Print an entry's result, with every failure."""
     shown = table_row(row)
-    result = shown.get("failure") or f"{shown['us']:.5g} us, {shown['rate']:.4g} {shown['unit']}, {row['label']}"
+    times = "; ".join(_by_protocol(row, protocol) for protocol in SAID if "protocols" in row)
+    result = shown.get("failure") or f"{shown['us']:.5g} us, {shown['rate']:.4g} {shown['unit']}; {times}; {row['label']}"
     print(f"[{seconds:.0f} s] {row['entry']}: {result}", flush=True)
     failures = [f"{each['label']}: {each['failure']}" for each in row["candidates"] if "failure" in each]
     failures += [f"{name}: {why}" for name, why in row.get("rival_failures", {}).items()]
@@ -92,6 +96,12 @@ def say(row: Row, seconds: float) -> None:
     print(f"    {', '.join(rivals)}", flush=True)
     phases = (f"{name} {secs:.1f} s" for name, secs in row.get("phase_secs", {}).items())
     print(f"    took: {', '.join(phases)}", flush=True)
+
+
+def _by_protocol(row: Row, protocol: str) -> str:
+    """Return a kernel's time under a protocol, and the ratio of torch's best to it."""
+    ratio = protocol_ratio(row, protocol)
+    return f"{protocol} {row['protocols'][protocol]['best'] * 1e6:.5g} us" + (f", torch / ours {ratio:.3f}" if ratio else "")
 
 
 def clocks() -> str:
@@ -141,6 +151,7 @@ def compare_workspace(root: Path, description: str, judge: Judge, top_k: int) ->
     parser.add_argument("--top-k", type=int, default=top_k, help="candidates that are built and timed for each entry")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final comparison")
     parser.add_argument("--rivals", default="torch", help="what to compare with: torch, triton, dlight")
+    parser.add_argument("--secs", type=float, default=math.inf, help="begin no comparison later than this after the start")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--folder", type=Path, help="folder of the workspace, which a later run reuses; default: a temporary folder")
@@ -151,13 +162,13 @@ def compare_workspace(root: Path, description: str, judge: Judge, top_k: int) ->
     settings = Settings(given.top_k, given.rounds, given.jobs, frozenset(given.rivals.split(",")))
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix=f"{root.name}-") as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        found = compared(entries, settings, Path(folder), judge)
+        found = compared(entries, settings, Path(folder), judge, given.secs)
     show("Figures", found["figures"])
     write_json(given.json, found.pop("machine"), {"asked": vars(settings) | {"rivals": given.rivals}, **found})
 
 
-def compared(entries: Sequence[Entry], settings: Settings, folder: Path, judge: Judge) -> dict[str, Any]:
-    """Tune and compare all entries, print their rows; return the content of the JSON."""
+def compared(entries: Sequence[Entry], settings: Settings, folder: Path, judge: Judge, limit_secs: float = math.inf) -> dict[str, Any]:
+    """Tune all entries, compare those that a limit leaves time for, print their rows; return the content of the JSON."""
     start = time.perf_counter()
     gpu = OwnProcess()
     described = _described(entries[0], gpu)
@@ -169,8 +180,11 @@ def compared(entries: Sequence[Entry], settings: Settings, folder: Path, judge: 
         row = next(row for row in rows if row["entry"] == name)
         row.update(result)
         say(row, time.perf_counter() - start)
+        if time.perf_counter() - start > limit_secs:
+            break
     gpu.close()
-    print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
+    rows = [row for row in rows if "rivals" in row or "failure" in row]
+    print(f"{len(rows)} of {len(entries)} entries, all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show(TITLE, [table_row(row) for row in rows])
     verdicts = judge(rows, peak, tuning_secs)
     return {"machine": described, "add_bytes_per_s": peak, "tuning_secs": tuning_secs, "figures": verdicts, "entries": rows}

@@ -28,6 +28,7 @@ from bench_support.table import machine, show, show_machine, write_json
 
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Candidate
+from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.planning.workspace import FILE
 from kerneldecl.plugins.load import load_arch
 
@@ -79,20 +80,23 @@ def tuned(root: Path, arch: str, jobs: int) -> tuple[dict[str, Kernel], dict[str
     manifest = read_manifest(folder)
     assert not isinstance(manifest, str), manifest
     library, symbols = str(folder / manifest["library"]), {entry["name"]: entry["symbol"] for entry in manifest["entries"]}
-    results = {entry.workload.name: entry.tuned.json for entry in done.plan.entries if entry.tuned}
-    found = {name: _kernel(results[name], library, symbol) for name, symbol in symbols.items()}
+    entries = {entry.workload.name: entry for entry in done.plan.entries if entry.tuned}
+    found = {name: _kernel(entries[name], library, symbol) for name, symbol in symbols.items()}
     return found, {**manifest["missing"], **failures}, secs
 
 
-def _kernel(result: Mapping[str, Any], library: str, symbol: str) -> Kernel:
+def _kernel(entry: EntryPlan, library: str, symbol: str) -> Kernel:
     from kerneldecl.serial import trial_from_json
+    from kerneldecl.tuning.model_rank import model_rank
 
+    assert entry.tuned is not None, "it has a symbol in the artifact"
+    result = entry.tuned.json
     winner = Candidate.from_json(result["winner"])
     trials = [trial for trial in map(trial_from_json, result["trials"]) if trial.samples]
-    best = next(trial for trial in trials if trial.candidate == winner)
-    first = min(trials, key=lambda trial: trial.predicted_secs)
-    share = best.run_secs / first.run_secs if first.run_secs else 1.0
-    return Kernel(Built(label_of(winner), library, symbol), result["policy"], winner, min(1.0, share))
+    secs = {trial.candidate: trial.run_secs for trial in trials}
+    ranks = (model_rank(group, secs) for group in entry.groups if group.policy == result["policy"])
+    share = next((rank.share(1) for rank in ranks if rank), 1.0)
+    return Kernel(Built(label_of(winner), library, symbol), result["policy"], winner, share)
 
 
 def compare(entries: Sequence[Entry], kernels: Mapping[str, Kernel], failures: Mapping[str, str], kept: KeptRows, how: Comparing) -> None:

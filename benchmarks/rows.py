@@ -30,10 +30,12 @@ SEED = 22
 Row = dict[str, Any]
 
 
-def built(folder: Path, target: str) -> dict[str, Any]:
-    """Build the declared entries of a target, and return its artifact's manifest."""
+def built(folder: Path, target: str, only: str, declared: Path) -> dict[str, Any]:
+    """Build the declared entries of a target whose names begin so, and return its artifact's manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "workloads.toml").write_bytes(DECLARED.read_bytes())
+    head, *tables = declared.read_text(encoding="utf-8").split("[[workload]]")
+    kept = [table for table in tables if table.lstrip().startswith(f'name = "{only}')]
+    (folder / "workloads.toml").write_text("[[workload]]".join([head, *kept]), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "kerneldecl", "build", f"*@{target}"], cwd=folder, check=False)
     (found,) = folder.glob(f"dist/*/{target}/manifest.json")
     return {**json.loads(found.read_text()), "folder": str(found.parent)}
@@ -113,12 +115,14 @@ def summary(rows: Sequence[Row]) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare kernels of any number of rows with kernels tuned for each number.")
     parser.add_argument("--target", default="h200", help="target of benchmarks/rows/workloads.toml")
+    parser.add_argument("--declared", type=Path, default=DECLARED, help="workspace to declare")
+    parser.add_argument("--only", default="", help="how names of the entries begin that are built")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--folder", type=Path, help="workspace to keep")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        manifest = built((given.folder or Path(scratch)).resolve(), given.target)
+        manifest = built((given.folder or Path(scratch)).resolve(), given.target, given.only, given.declared)
         for family in manifest["rows"]:
             print(family["name"], [(each["upto"], each["tuned"]) for each in family["table"]], flush=True)
         rows = measured(manifest, given.rounds)

@@ -14,32 +14,13 @@ from typing import Literal, NamedTuple
 from kerneldecl.errors import TuningError
 from kerneldecl.limits import Budget
 from kerneldecl.rows import Rows
+from kerneldecl.signature import Arg as Arg  # noqa: PLC0414  rules have it from here
+from kerneldecl.signature import Signature as Signature  # noqa: PLC0414
 from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
 Scalar = bool | int | float | str  # a value of TOML that is neither list nor table
 Value = Scalar | tuple["Value", ...]
 """What an attribute or a parameter may hold; lists of TOML become tuples, so that every value is hashable."""
-
-
-@dataclass(frozen=True)
-class Arg:
-    """One argument of a kernel: its name, its extents, its dtype as TVM spells it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Signature:
-    """The arguments of a kernel in calling order: all inputs, then all outputs."""
-
-    inputs: tuple[Arg, ...]
-    outputs: tuple[Arg, ...]
-
-    @property
-    def args(self) -> tuple[Arg, ...]:
-        return self.inputs + self.outputs
 
 
 Options = tuple[tuple[str, Value], ...]  # of a tuner as they are declared, sorted by name

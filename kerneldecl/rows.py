@@ -5,9 +5,27 @@ Knows nothing of how it is declared, nor of kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+STEP = 1.26
+"""Ratio of neighbouring numbers between tuned ones that kernels are made for, about: tiles that fit are at most a quarter too large."""
+UNIT = 16
+"""Rows that these numbers are multiples of."""
+BETWEEN_TOP_K = 2
+"""Candidates of each of these numbers that are built and timed at most."""
+
+
+def numbers_between(tuned: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of rows between tuned ones for which kernels join those of the tuned, ascending; below `UNIT` rows none."""
+    found: set[int] = set()
+    for low, high in itertools.pairwise(max(number, UNIT) for number in tuned):
+        steps = round(math.log(high / low) / math.log(STEP)) if high > low else 0
+        found |= {math.ceil(low * (high / low) ** (step / steps) / UNIT) * UNIT for step in range(1, steps)}
+    return tuple(sorted(number for number in found - {*tuned} if number < tuned[-1]))
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,10 @@ class Rows:
         """Return the number of rows in an entry's attributes."""
         value = attrs[self.attribute]
         return int(value if self.place < 0 else value[self.place])
+
+    def is_between(self, attrs: Mapping[str, Any]) -> bool:
+        """Say whether an entry's number stands between the declared ones: its kernel joins theirs, after a shorter search."""
+        return self.of(attrs) not in self.tuned
 
     def at(self, attrs: Mapping[str, Any], rows: int) -> dict[str, Any]:
         """Return an entry's attributes with another number of rows."""

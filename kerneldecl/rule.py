@@ -52,7 +52,7 @@ class Rule:
         return iter(())
 
     def signature(self) -> Signature:
-        """Return names, shapes and dtypes of the arguments: inputs first, then outputs."""
+        """Return names, shapes and dtypes of the arguments: inputs first, then outputs, of which the first may be updated in place."""
         raise NotImplementedError
 
     def lower(self) -> Any:
@@ -60,7 +60,11 @@ class Rule:
         raise NotImplementedError
 
     def reference(self, *inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]:
-        """Compute the output (or the outputs) in NumPy, at a higher precision than the kernel's."""
+        """Compute the output (or the outputs) in NumPy, at a higher precision than the kernel's.
+
+        It is given inputs and, behind them, what the arguments hold that are updated in place; it returns those whole, elements that stay
+        as they are among them.
+        """
         raise NotImplementedError
 
     def flops(self) -> int:
@@ -72,7 +76,10 @@ class Rule:
         return sum(math.prod(arg.shape) * dtype_bytes(arg.dtype) for arg in self.signature().args)
 
     def inputs(self, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
-        """Return new random inputs in the signature's order: normal for floating point, small integers otherwise."""
+        """Return new random inputs in the signature's order: normal for floating point, small integers otherwise.
+
+        Behind them it may return what updated arguments hold; by default that is random, too.
+        """
         from kerneldecl.arrays import random_array
 
         return [random_array(rng, arg) for arg in self.signature().inputs]

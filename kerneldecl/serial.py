@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
+from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Trial, frozen
+from kerneldecl.signature import Arg, Signature
 from kerneldecl.timing import Timings
 
 
@@ -21,7 +22,14 @@ def to_json(value: Any) -> Any:
 
 
 def signature_from_json(json: Mapping[str, Any]) -> Signature:
-    return Signature(*(tuple(Arg(a["name"], tuple(a["shape"]), a["dtype"]) for a in json[side]) for side in ("inputs", "outputs")))
+    inputs, outputs = (tuple(Arg(a["name"], tuple(a["shape"]), a["dtype"]) for a in json[side]) for side in ("inputs", "outputs"))
+    return Signature(inputs, outputs, json.get("updated", 0))
+
+
+def signature_to_json(signature: Signature) -> dict[str, Any]:
+    """Return a signature as JSON; most update nothing, and say nothing of it."""
+    fields: dict[str, Any] = to_json(signature)
+    return fields if signature.updated else {name: value for name, value in fields.items() if name != "updated"}
 
 
 def arch_from_json(json: Mapping[str, Any]) -> Arch:

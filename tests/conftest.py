@@ -5,9 +5,14 @@ Knows nothing of what is tested.
 
 from __future__ import annotations
 
+import gc
+import inspect
+import linecache
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,6 +35,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many tests run side by side with `-n auto`: each has compilers of its own, a gigabyte at times."""
     return min(MOST_AT_ONCE, len(os.sched_getaffinity(0)))
+
+
+def pytest_configure() -> None:
+    """Have `inspect` describe frames without looking for their modules among thousands: TVMScript asks for the stack at each function."""
+    inspect.getframeinfo = _frame_info  # type: ignore[assignment]
+
+
+def _frame_info(frame: Any, context: int = 1) -> inspect.Traceback:
+    is_traceback = isinstance(frame, TracebackType)
+    code, line = (frame.tb_frame.f_code, frame.tb_lineno) if is_traceback else (frame.f_code, frame.f_lineno)
+    lines = [linecache.getline(code.co_filename, line)] if context else None
+    return inspect.Traceback(code.co_filename, line, code.co_name, lines, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, of which there is none: each process that runs tests collects all, a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

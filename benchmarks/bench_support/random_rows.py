@@ -29,7 +29,7 @@ def compared(entry: Entry, built: Built, rounds: int) -> Row:
     from bench_support.host_protocols import sampled as sampled_on_host
 
     arguments = arguments_of(entry)
-    calls = {OURS: kernel_call(built, arguments.sets, len(arguments.wants))}
+    calls = {OURS: kernel_call(built, arguments.sets, arguments.outputs)}
     errors: dict[str, float] = {OURS: arguments.error(calls[OURS])}
     failures: dict[str, str] = {}
     try:

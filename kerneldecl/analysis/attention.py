@@ -207,6 +207,22 @@ def takes(sizes: AttentionSizes) -> bool:
     )
 
 
+def library_takes(sizes: AttentionSizes) -> bool:
+    """Say whether cuDNN computes such an attention: heads of whole 16 bytes, of which each query sees its first keys or all.
+
+    A query that sees no key is left out: its results are zero here, and not numbers there.
+    """
+    upper = sizes.band.upper
+    return (
+        sizes.dtype in ("float16", "bfloat16")
+        and sizes.out_dtype == sizes.dtype
+        and not (sizes.is_packed or sizes.has_bias)
+        and sizes.band.lower is None
+        and (upper is None or (upper >= 0 and upper in (0, sizes.keys - sizes.queries)))
+        and all(columns % 8 == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
+    )
+
+
 def attention_of(space: IterSpace) -> AttentionSizes | None:
     """Return the sizes of the attention that an iteration space is, None where it is none.
 

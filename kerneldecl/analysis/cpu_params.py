@@ -32,6 +32,41 @@ class CpuConvParams(NamedTuple):
         return Candidate.of("cpu_conv2d", self._asdict())
 
 
+class CpuPhasedConvParams(NamedTuple):
+    """The parameters of `cpu_conv2d_transpose` and `cpu_conv_packed`: rows of one phase in register tiles of pixels by output channels."""
+
+    tile_w: int
+    """Results of a register tile, neighbours of one phase in a row."""
+    vectors: int
+    """Vectors of output channels of a register tile, and of a panel."""
+    block_h: int
+    """Rows of one phase of a task."""
+    panels: int
+    """Panels of output channels of a task."""
+    pack: bool
+    """Whether the weights are copied into panels first."""
+
+    def fits(self) -> bool:
+        """Say whether a kernel can be built."""
+        return 1 <= self.tile_w <= 16 and 1 <= self.vectors <= 6 and self.block_h >= 1 and self.panels >= 1
+
+
+class CpuQuantizedParams(NamedTuple):
+    """The parameters of `cpu_matmul_quantized`: register tiles of dot products along k."""
+
+    rows: int
+    """Rows of W of a register tile."""
+    tile_m: int
+    """Rows of A of a register tile."""
+
+    def fits(self) -> bool:
+        """Say whether a kernel can be built."""
+        return 1 <= self.rows <= 8 and 1 <= self.tile_m <= 16
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_matmul_quantized", self._asdict())
+
+
 class CpuAttentionParams(NamedTuple):
     """The parameters of `cpu_attention`: blocks of queries by blocks of keys, with queries in vectors."""
 

@@ -38,8 +38,13 @@ class NormSizes(NamedTuple):
 
     @property
     def statistics(self) -> int:
-        """Return how often the threads of a row combine what they have found: a sum, for a layer norm two, and the largest element."""
+        """Return what the threads of a row find together: a sum, for a layer norm two, and the largest element."""
         return (2 if self.kind == "layer_norm" else 1) + self.is_quantized
+
+    @property
+    def exchanges(self) -> int:
+        """Return how often the threads of a row exchange what they have found: sum and largest product of an RMS norm at once."""
+        return self.statistics if self.kind == "layer_norm" else 1
 
     @property
     def moved_bytes(self) -> int:

@@ -16,8 +16,8 @@ from kerneldecl.artifact.kernels import needs_conversion, tensor
 from kerneldecl.artifact.outputs import outputs_beside
 from kerneldecl.diagnostics.signatures import signature_text, type_text
 from kerneldecl.diagnostics.units import counted
-from kerneldecl.model import Arg, Signature
 from kerneldecl.serial import signature_from_json
+from kerneldecl.signature import Arg, Signature
 
 _DEVICES = {"cpu": "the CPU", "cuda": "a CUDA GPU"}
 
@@ -26,12 +26,13 @@ class Kernel:
     """One kernel of an artifact, for arrays of NumPy, torch, CuPy, JAX or any other producer of DLPack.
 
     `kernel(*inputs)` returns new outputs of the inputs' library, `kernel(*inputs, *outputs)` writes the given ones and returns them: one
-    array, or a tuple of several. Arrays are contiguous, of the shapes and dtypes of the signature, in the memory that the kernel runs on.
+    array, or a tuple of several. What a kernel updates in place is given behind the inputs, always, and not returned: a kernel that does
+    nothing else returns None. Arrays are contiguous, of the shapes and dtypes of the signature, in the memory that the kernel runs on.
     Work on a GPU is queued on torch's current stream, or on the default stream where no argument is torch's. TypeError or ValueError
     says in one sentence which argument does not fit.
     """
 
-    __slots__ = ("__name__", "_converts", "_function", "_inputs", "_wanted", "attrs", "device", "rule", "signature")
+    __slots__ = ("__name__", "_converts", "_function", "_given", "_wanted", "attrs", "device", "rule", "signature")
 
     def __init__(self, entry: Mapping[str, Any], function: Callable[..., object], device: str) -> None:
         self.__name__: str = entry["name"]
@@ -40,7 +41,7 @@ class Kernel:
         self.signature: Signature = signature_from_json(entry)
         self.device = device
         self._function = function
-        self._inputs = len(self.signature.inputs)
+        self._given = len(self.signature.given)
         self._wanted = len(self.signature.args)
         self._converts = any(needs_conversion(arg.dtype) for arg in self.signature.args)
 
@@ -48,12 +49,12 @@ class Kernel:
         if named:
             expected = signature_text(self.__name__, self.signature)
             raise TypeError(f"{', '.join(named)} is given by name, and a kernel takes arrays by position; expected {expected}")
-        if len(args) == self._inputs != self._wanted:
+        if len(args) == self._given != self._wanted:
             if not args:
                 raise TypeError(f"{self!r} has no inputs that say where its outputs shall lie: pass them")
             if not hasattr(args[0], "__dlpack__"):
-                raise TypeError(misfit(self, (*args, *[None] * (self._wanted - self._inputs))))
-            args += outputs_beside(args[0], self.signature_of(args).outputs)
+                raise TypeError(misfit(self, (*args, *[None] * (self._wanted - self._given))))
+            args += outputs_beside(args[0], self.signature_of(args).made)
         try:
             # tvm_ffi takes arrays as they are, which costs a third of making tensors of them here, and follows torch's stream.
             self._function(*(map(tensor, args) if self._converts else args))
@@ -62,7 +63,8 @@ class Kernel:
             if problem := misfit(self, args):
                 raise (TypeError if isinstance(error, TypeError) else ValueError)(problem) from None
             raise
-        return args[-1] if self._wanted - self._inputs == 1 else args[self._inputs :]
+        made = self._wanted - self._given
+        return args[-1] if made == 1 else args[self._given :] or None
 
     def signature_of(self, args: Sequence[Any]) -> Signature:  # noqa: ARG002  of any number of rows it depends on them
         """Return the signature of a call with these arguments."""
@@ -74,7 +76,7 @@ class Kernel:
         kind = inspect.Parameter.POSITIONAL_ONLY
         names = [name if name.isidentifier() else f"arg{at}" for at, name in enumerate(arg.name for arg in self.signature.args)]
         notes = [type_text(arg) for arg in self.signature.args]
-        defaults = [inspect.Parameter.empty] * self._inputs + [None] * (self._wanted - self._inputs)
+        defaults = [inspect.Parameter.empty] * self._given + [None] * (self._wanted - self._given)
         listed = zip(names, defaults, notes, strict=True)
         return inspect.Signature([inspect.Parameter(name, kind, default=default, annotation=note) for name, default, note in listed])
 
@@ -99,7 +101,8 @@ class AnyRowsKernel(Kernel):
         for arg, dim in self._varying:
             args[arg][dim] = rows
         found = [Arg(arg.name, tuple(shape), arg.dtype) for arg, shape in zip(self.signature.args, args, strict=True)]
-        return Signature(tuple(found[: self._inputs]), tuple(found[self._inputs :]))
+        inputs = len(self.signature.inputs)
+        return Signature(tuple(found[:inputs]), tuple(found[inputs:]), self.signature.updated)
 
     def signature_of(self, args: Sequence[Any]) -> Signature:
         """Return the signature of a call with these arguments; raise ValueError where they have too many rows, or none."""
@@ -121,8 +124,9 @@ def misfit(kernel: Kernel, args: Sequence[Any]) -> str:
     signature = kernel.signature_of(args)
     expected = f"expected {signature_text(kernel.__name__, signature)}"
     if len(args) != len(signature.args):
-        inputs, outputs = len(signature.inputs), len(signature.outputs)
-        return f"{counted(len(args), 'array')} given; {expected}: pass {inputs}, or {inputs + outputs} with the outputs to write"
+        given, made = len(signature.given), len(signature.made)
+        several = f", or {given + made} with the outputs to write" if made else ""
+        return f"{counted(len(args), 'array')} given; {expected}: pass {given}{several}"
     found = (_wrong(arg, value, kernel.device) for arg, value in zip(signature.args, args, strict=True))
     return next((f"{problem}; {expected}" for problem in found if problem), "")
 

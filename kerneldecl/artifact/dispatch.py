@@ -27,8 +27,8 @@ class Dispatch:
         self.fallback = fallback
         self._by_shapes: dict[_Shapes, list[Kernel]] = {}
         for kernel in kernels:
-            self._by_shapes.setdefault(tuple(arg.shape for arg in kernel.signature.inputs), []).append(kernel)
-        self._inputs = {len(kernel.signature.inputs) for kernel in kernels}
+            self._by_shapes.setdefault(tuple(arg.shape for arg in kernel.signature.given), []).append(kernel)
+        self._inputs = {len(kernel.signature.given) for kernel in kernels}
 
     def chosen(self, *args: Any) -> Kernel | None:
         """Return the kernel for inputs, which outputs may follow; None where there is none."""
@@ -38,7 +38,7 @@ class Dispatch:
                 return fitting[0]  # a wrong dtype is then the kernel's own sentence
             if fitting:
                 dtypes = [str(tensor(arg).dtype) for arg in args[:count]]
-                return next((each for each in fitting if [arg.dtype for arg in each.signature.inputs] == dtypes), None)
+                return next((each for each in fitting if [arg.dtype for arg in each.signature.given] == dtypes), None)
         return None
 
     def __call__(self, *args: Any) -> Any:

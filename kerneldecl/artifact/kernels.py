@@ -21,7 +21,8 @@ import tvm_ffi
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.cuda_driver import LIBRARY
 from kerneldecl.hardware.vendor_libraries import load_vendor_library
-from kerneldecl.model import Arg, dtype_bytes
+from kerneldecl.model import dtype_bytes
+from kerneldecl.signature import Arg
 from kerneldecl.toolchain.machines import here, machine_of_object
 
 CUDA_RUNTIME = "libcudart.so.13"

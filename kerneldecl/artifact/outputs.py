@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerneldecl.arrays import numpy_dtype
-from kerneldecl.model import Arg
+from kerneldecl.signature import Arg
 
 
 def outputs_beside(given: Any, outputs: Sequence[Arg]) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ it is asked for.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ _DISPATCH_KEYS: Mapping[str, str] = {"cpu": "CPU", "cuda": "CUDA"}
 def register(artifact: Artifact, namespace: str) -> Any:
     """Register the kernels of an artifact as `torch.ops.<namespace>.<entry>`, and return the namespace.
 
-    Registered again under a namespace, the operators of before are replaced. An operator takes contiguous tensors and returns new ones.
+    Registered again under a namespace, the operators of before are replaced. An operator takes contiguous tensors and returns new ones;
+    what a kernel updates in place is an argument that the operator mutates, as its schema says.
     It has no gradient. Raise ValueError for a namespace that is no identifier, or names of entries that become one operator's.
     """
     if not namespace.isidentifier():
@@ -66,13 +68,15 @@ def operator_name(entry: str) -> str:
 
 
 def _schema(kernel: Kernel) -> str:
-    names = [f"Tensor {name}" for name in _argument_names(kernel)]
-    returns = ", ".join(["Tensor"] * len(kernel.signature.outputs))
-    return f"({', '.join(names)}) -> {returns if len(kernel.signature.outputs) == 1 else f'({returns})'}"
+    inputs, made = len(kernel.signature.inputs), len(kernel.signature.made)
+    types = ["Tensor"] * inputs + [f"Tensor({letter}!)" for letter in string.ascii_lowercase[: kernel.signature.updated]]
+    arguments = ", ".join(f"{kind} {name}" for kind, name in zip(types, _argument_names(kernel), strict=True))
+    returns = ", ".join(["Tensor"] * made)
+    return f"({arguments}) -> {returns if made == 1 else f'({returns})'}"
 
 
 def _argument_names(kernel: Kernel) -> Sequence[str]:
-    names = [arg.name if arg.name.isidentifier() else f"arg{at}" for at, arg in enumerate(kernel.signature.inputs)]
+    names = [arg.name if arg.name.isidentifier() else f"arg{at}" for at, arg in enumerate(kernel.signature.given)]
     return names if len({*names}) == len(names) else [f"arg{at}" for at in range(len(names))]
 
 
@@ -81,9 +85,16 @@ class _Contiguous:
 
     def __init__(self, function: Kernel | Dispatch) -> None:
         self._function = function
+        kernel = function.kernels[0] if isinstance(function, Dispatch) else function
+        self._inputs = len(kernel.signature.inputs)
 
     def __call__(self, *args: torch.Tensor) -> Any:
-        return self._function(*(arg.contiguous() for arg in args))
+        whole = [arg.contiguous() for arg in args]
+        made = self._function(*whole)
+        for arg, copy in zip(args[self._inputs :], whole[self._inputs :], strict=True):
+            if copy is not arg:
+                arg.copy_(copy)  # it was updated
+        return made
 
 
 class _Fake:
@@ -99,8 +110,8 @@ class _Fake:
         kernel = function.chosen(*fixed) if isinstance(function, Dispatch) else function
         if kernel is None:
             raise ValueError(f"no kernel of {function.__name__} takes tensors of shapes {[list(arg.shape) for arg in args]}")
-        for arg, given in zip(kernel.signature.inputs, args, strict=True):
+        for arg, given in zip(kernel.signature.given, args, strict=True):
             if (tuple(given.shape), given.dtype) != (arg.shape, getattr(torch, arg.dtype)):
                 raise ValueError(f"{arg.name} is {str(given.dtype).removeprefix('torch.')}{list(given.shape)}; expected {kernel!r}")
-        made = tuple(args[0].new_empty(output.shape, dtype=getattr(torch, output.dtype)) for output in kernel.signature.outputs)
-        return made[0] if len(made) == 1 else made
+        made = tuple(args[0].new_empty(output.shape, dtype=getattr(torch, output.dtype)) for output in kernel.signature.made)
+        return made[0] if len(made) == 1 else made or None

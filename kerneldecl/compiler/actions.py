@@ -34,7 +34,7 @@ from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points
 from kerneldecl.rows import Rows
 from kerneldecl.rule import Rule
-from kerneldecl.serial import arch_from_json, to_json
+from kerneldecl.serial import arch_from_json, signature_to_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
 from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
@@ -58,7 +58,7 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: J
     return {
         "computation": canonical.module_digest(mod),
         "names": _names_digest(mod),
-        "signature": to_json(declared.signature()),
+        "signature": signature_to_json(declared.signature()),
         "flops": declared.flops(),
         "least_bytes": declared.least_bytes(),
         "tolerance": declared.tolerance(),

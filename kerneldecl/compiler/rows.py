@@ -29,6 +29,8 @@ TRACE = "trace"
 """The template that replays a recorded schedule, of one number of rows."""
 SIZES = 5
 """Sizes that a function is made of: three determine a formula, the others confirm it."""
+FAR = 1024
+"""Rows of the last of these sizes at least, where nothing tells of tiles."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,22 @@ ONE_ROW = Unit(1, 1)
 def unit_of(params: Mapping[str, Value]) -> Unit:
     """Return the rows that a candidate with these parameters computes at once."""
     block, cluster = (params.get(name) for name in (("block_n", "cluster_n") if params.get("swap_ab") else ("block_m", "cluster_m")))
+    if block is None:
+        block = _rows_of_attention(params)
     found = [block, cluster, params.get("raster_group"), params.get("rows")]
     rows = math.prod(value for value in found if type(value) is int and value > 1)
     tile = params.get("tile_m", block)
     return Unit(rows, min(rows, tile) if type(tile) is int else rows)
+
+
+def _rows_of_attention(params: Mapping[str, Value]) -> Value | None:
+    """Return the rows of queries of a CTA of attention, 64 a warpgroup on wgmma and 16 a fragment of a warp; None of other kernels."""
+    counts = {("consumers", "q_stages"): ("consumers", "cluster"), ("fragments", "q_in_registers"): ("fragments", "warps")}
+    for names, factors in counts.items():
+        if all(name in params for name in names):
+            rows = 64 if "consumers" in names else 16
+            return rows * math.prod(value for name in factors if type(value := params.get(name)) is int)
+    return None
 
 
 def for_any_rows(apply: Callable[[int], tvm.IRModule | None], tuned: int, unit: Unit) -> tvm.IRModule | None:
@@ -137,7 +151,9 @@ def _sizes(apply: Callable[[int], tvm.IRModule | None], start: int, unit: Unit) 
 def _odd_rows(start: int, unit: Unit) -> Iterator[tuple[int, int]]:
     """Yield odd numbers of rows with their units. What lacks to whole tiles is no linear function of the units."""
     if unit.rows == 1:
-        yield from ((rows, rows) for rows in itertools.count(start | 1, 2))
+        # What a tile hides, whose rows no parameter tells, shows far away: near the first size its count may be constant.
+        near = [start | 1, (start | 1) + 2, (start | 1) + 4, (start | 1) + 6]
+        yield from ((rows, rows) for rows in (*near, max(FAR, 2 * start) | 1))
         return
     if unit.tile < 3:
         return  # all that are not whole tiles lack one row

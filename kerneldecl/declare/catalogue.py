@@ -20,10 +20,11 @@ from kerneldecl.declare.attribute_notes import summaries
 from kerneldecl.declare.operator_names import operator_names
 from kerneldecl.declare.rule_attributes import RuleAttributes, attributes_of, expected, rule_attributes
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import Arch, Signature
+from kerneldecl.model import Arch
 from kerneldecl.plugins.find import HOST, Kind, plugin_file, plugin_names, shown_in
 from kerneldecl.plugins.load import load_arch, load_module
 from kerneldecl.plugins.policy_order import is_tuner, kinds_of, place_in_auto
+from kerneldecl.signature import Signature
 
 _EXAMPLES = Path(__file__).with_name("rule_examples.toml")
 

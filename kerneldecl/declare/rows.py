@@ -12,7 +12,7 @@ from typing import Any
 from kerneldecl.declare.expansion import Attrs, Axis
 from kerneldecl.declare.toml_keys import Finding
 from kerneldecl.diagnostics.messages import show
-from kerneldecl.rows import Rows
+from kerneldecl.rows import Rows, numbers_between
 
 EXAMPLE = "{ upto = 4096, tuned = [1, 16, 128] }"
 
@@ -36,8 +36,9 @@ class DeclaredRows:
         return tuple(self.table["tuned"])
 
     def axis(self) -> Axis:
-        """Return the entries that are tuned. That for one row takes no other number, and is named as any entry is."""
-        return Axis(self.key, tuple({self.key: self._with(rows)} for rows in self.tuned), texts=tuple(map(self._text, self.tuned)))
+        """Return the entries that are tuned, and those between. That for one row takes no other number, and is named as any entry is."""
+        numbers = sorted((*self.tuned, *numbers_between(self.tuned)))
+        return Axis(self.key, tuple({self.key: self._with(rows)} for rows in numbers), texts=tuple(map(self._text, numbers)))
 
     def named(self, name: str) -> Rows:
         """Return the rows of the kernel with this name."""

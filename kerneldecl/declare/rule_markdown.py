@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from kerneldecl.declare.catalogue import RulePage
 from kerneldecl.declare.operator_names import names_of, operator_names
 from kerneldecl.diagnostics.signatures import signature_text
-from kerneldecl.model import Arg, dtype_bytes
+from kerneldecl.model import dtype_bytes
+from kerneldecl.signature import Arg
 
 COMMAND = "kerneldecl rules --write docs/catalogue"
 

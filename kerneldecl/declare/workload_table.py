@@ -5,6 +5,7 @@ Knows nothing of the rest of the document, nor of the line of the table.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,10 +37,14 @@ from kerneldecl.limits import Budget
 from kerneldecl.model import Policy, Value, Workload
 from kerneldecl.plugins.check import specialize_problem
 from kerneldecl.plugins.load import blamed, kind_of
+from kerneldecl.rows import BETWEEN_TOP_K
+from kerneldecl.rule import Rule
 from kerneldecl.timing import DEFAULT_TIMING
 
 MOST_FINDINGS = 100
 """Mistakes of a kind that are reported of one table: who has made more has made one mistake many times."""
+OPERATIONS_IN_TILES = 16
+"""Operations for each element of all arguments from which on a kernel computes its rows in tiles; norms and functions take fewer."""
 _REQUIRED = {key: WORKLOAD[key] for key in ("name", "rule")}
 
 
@@ -143,15 +148,19 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
         findings += (_unknown_key(name, rule) for name in key_of(chosen.policy) if name not in rule.attributes)
     workloads: list[Workload] = []
     for name, attrs, rows_name in combinations(table["name"], axes, items):
-        instance = _values(rule, values | attrs, name, scope.root, findings)
+        instance = _instance(rule, values | attrs, name, scope.root, findings)
+        rows = varying[0].named(rows_name) if varying else None
+        is_between = rows is not None and rows.is_between(values | attrs)
+        if instance is None or (is_between and not _is_in_tiles(instance)):
+            continue
         workloads += [
             Workload(
                 name=name,
                 target=target,
                 rule=rule.name,
-                attrs=instance,
+                attrs=tuple(zip(rule.names, rule.values(instance), strict=True)),
                 policy=scope.policy(table, target, chosen.policy),
-                top_k=chosen.top_k,
+                top_k=min(chosen.top_k, BETWEEN_TOP_K) if is_between else chosen.top_k,
                 tolerance=chosen.tolerance,
                 tags=tags,
                 line=line,
@@ -160,7 +169,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 budget=tuple(sorted((*chosen.budget, *scope.shared_budget))),
                 nan=table["nan"] if table.get("nan") == "ignore" else "",
                 timing=scope.timing(table, target),
-                rows=varying[0].named(rows_name) if varying else None,
+                rows=rows,
             )
             for target in chosen.targets
         ]
@@ -278,13 +287,18 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _values(rule: RuleAttributes, attrs: Attrs, name: str, root: Path, findings: list[Finding]) -> tuple[tuple[str, Value], ...]:
-    """Return every attribute of an instance, defaults filled in, sorted by name. The rule's own problems become findings."""
+def _instance(rule: RuleAttributes, attrs: Attrs, name: str, root: Path, findings: list[Finding]) -> Rule | None:
+    """Return a rule with its attributes, None where it refuses them: its own problems become findings."""
     try:
         with blamed(rule.file, root, f"rule {rule.name} fails"):
             instance = rule.rule(**attrs)
             findings += [Finding.of((), sentence, entry=name) for sentence in instance.problems()]
     except DeclarationError as error:
         findings += [Finding((), replace(problem, entry=name)) for problem in error.problems]
-        return ()
-    return tuple(zip(rule.names, rule.values(instance), strict=True))
+        return None
+    return instance
+
+
+def _is_in_tiles(rule: Rule) -> bool:
+    """Say whether rows share operands, so that kernels compute tiles of them, whose size depends on their number."""
+    return rule.flops() >= OPERATIONS_IN_TILES * sum(math.prod(arg.shape) for arg in rule.signature().args)

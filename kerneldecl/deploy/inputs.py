@@ -16,8 +16,8 @@ import tvm
 from kerneldecl.arrays import Array, aligned, numpy_dtype, random_array
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.deploy.error import DeployError
-from kerneldecl.model import Arg
 from kerneldecl.relax.signature import signature_text
+from kerneldecl.signature import Arg
 
 RANDOM = "random"
 

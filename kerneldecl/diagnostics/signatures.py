@@ -5,7 +5,7 @@ Knows nothing of kernels.
 
 from __future__ import annotations
 
-from kerneldecl.model import Arg, Signature
+from kerneldecl.signature import Arg, Signature
 
 
 def type_text(arg: Arg) -> str:
@@ -14,6 +14,7 @@ def type_text(arg: Arg) -> str:
 
 
 def signature_text(name: str, signature: Signature) -> str:
-    """Return a kernel's arguments as one would declare them, inputs before the arrow."""
-    inputs, outputs = (", ".join(f"{arg.name}: {type_text(arg)}" for arg in side) for side in (signature.inputs, signature.outputs))
-    return f"{name}({inputs}) -> {outputs}"
+    """Return a kernel's arguments as one would declare them: what it is given before the arrow, with ! what it updates in place."""
+    inputs, outputs = ([f"{arg.name}: {type_text(arg)}" for arg in side] for side in (signature.inputs, signature.outputs))
+    updated = [f"{text}!" for text in outputs[: signature.updated]]
+    return f"{name}({', '.join([*inputs, *updated])}) -> {', '.join(outputs[signature.updated :]) or 'None'}"

@@ -24,6 +24,8 @@ class Argument(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     is_output: bool
+    is_updated: bool = False
+    """Whether it is an output of which a part stays as the caller has it."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,10 @@ class Function:
 
 def arguments_of(signature: Mapping[str, Any]) -> tuple[Argument, ...]:
     """Return the arguments of a signature (inputs and outputs, each with name, shape and dtype), by names that C++ allows."""
-    listed = [(each, False) for each in signature["inputs"]] + [(each, True) for each in signature["outputs"]]
-    return tuple(Argument(_legal(each["name"]), tuple(each["shape"]), each["dtype"], is_output) for each, is_output in listed)
+    updated = signature.get("updated", 0)
+    outputs = [(each, True, place < updated) for place, each in enumerate(signature["outputs"])]
+    listed = [*((each, False, False) for each in signature["inputs"]), *outputs]
+    return tuple(Argument(_legal(each["name"]), tuple(each["shape"]), each["dtype"], *role) for each, *role in listed)
 
 
 def _legal(name: str) -> str:
@@ -60,4 +64,6 @@ def _legal(name: str) -> str:
 
 def shapes_of(arguments: Sequence[Argument]) -> list[str]:
     """Return a line for each argument: name, dtype and shape."""
-    return [f"  {each.name}: {each.dtype}[{', '.join(map(str, each.shape))}]{', written' if each.is_output else ''}" for each in arguments]
+    roles = {(True, False): ", written", (True, True): ", updated in place"}
+    said = [(f"{each.dtype}[{', '.join(map(str, each.shape))}]", roles.get((each.is_output, each.is_updated), "")) for each in arguments]
+    return [f"  {each.name}: {shape}{role}" for each, (shape, role) in zip(arguments, said, strict=True)]

@@ -58,19 +58,23 @@ class Kernels(Mapping[str, "Kernel"]):
 
 
 class Kernel:
-    """One kernel. It takes inputs and returns its outputs, or takes inputs and outputs and returns nothing."""
+    """One kernel. It takes inputs and returns its outputs, or takes inputs and outputs and returns nothing.
+
+    What it updates in place follows the inputs, always, and is not returned.
+    """
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         self.inputs, self.outputs = entry["inputs"], entry["outputs"]
+        self._updated = entry.get("updated", 0)
         self._call = _library().get_function(entry["symbol"])
 
     def __call__(self, *arrays: Any) -> Any:
         if arrays and _kind(arrays[0]) == "jax":
             sys.modules["jax"].block_until_ready(arrays)
-        if len(arrays) != len(self.inputs) or not arrays:
+        if len(arrays) != len(self.inputs) + self._updated or not arrays or self._updated == len(self.outputs):
             self._call(*map(_tensor, arrays))
             return None
-        outputs = [_empty(arrays[0], output["shape"], output["dtype"]) for output in self.outputs]
+        outputs = [_empty(arrays[0], output["shape"], output["dtype"]) for output in self.outputs[self._updated :]]
         self._call(*map(_tensor, (*arrays, *outputs)))
         given = _given_back(arrays[0], outputs)
         return given[0] if len(given) == 1 else tuple(given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -154,6 +154,7 @@ class Past:
     """Where the lines of an entry's manifest come from that differ from the last build's."""
     link_causes: Callable[[str, Changed, Mapping[str, EntryPlan]], tuple[Cause, ...]]
     """The same of a target's link: the target, the lines, and its entries that are tuned, by name."""
+    failed: Collection[str] = ()  # entries that have failed in this build
 
 
 def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> EntryPlan:
@@ -379,7 +380,7 @@ def plan_link(artifact: ArtifactOf, target: str, entries: Sequence[EntryPlan], p
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: ArtifactOf) -> Plan:
     """Return the plan of all entries."""
     planned = tuple(plan_entry(workload, inputs, read, past) for workload in workloads)
-    entries = with_rows(planned, lambda workload: reference(workload, inputs), read)
+    entries = with_rows(planned, lambda workload: reference(workload, inputs), read, past.failed)
     by_target: dict[str, list[EntryPlan]] = {}
     for entry in entries:
         by_target.setdefault(entry.workload.target, []).append(entry)

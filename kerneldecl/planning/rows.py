@@ -5,7 +5,7 @@ Knows nothing of how kernels are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,14 +24,25 @@ ReferenceOf = Callable[[Workload], str]
 """Gives the digest of what verdicts on a workload's kernels depend on."""
 
 
-def with_rows(entries: tuple[EntryPlan, ...], reference_of: ReferenceOf, read: Read) -> tuple[EntryPlan, ...]:
-    """Return the entries with the choice among kernels of each number of rows that is known at run time, once all of them are tuned."""
+def with_rows(entries: tuple[EntryPlan, ...], reference_of: ReferenceOf, read: Read, failed: Collection[str] = ()) -> tuple[EntryPlan, ...]:
+    """Return the entries with the choice among kernels of each number of rows that is known at run time, once all of them are tuned.
+
+    `failed` are entries that have no kernel: those of numbers between the declared ones are done without.
+    """
     several: dict[tuple[str, str], list[EntryPlan]] = {}
     for entry in entries:
-        if entry.workload.rows:
+        if entry.workload.rows and not (entry.entry in failed and entry.workload.rows.is_between(dict(entry.workload.attrs))):
             several.setdefault((entry.workload.target, entry.workload.rows.name), []).append(entry)
     planned = {entry.entry: entry for members in several.values() for entry in _chosen(members, reference_of, read)}
     return tuple(planned.get(entry.entry, entry) for entry in entries) if planned else entries
+
+
+def is_called(entry: EntryPlan) -> bool:
+    """Say whether calls reach an entry's kernel: that for a number of rows between the declared ones may have found no range."""
+    rows, attrs = entry.workload.rows, dict(entry.workload.attrs)
+    if not (rows and entry.ranges and rows.is_between(attrs)):
+        return True
+    return rows.of(attrs) in {tuned for _, tuned in entry.ranges}
 
 
 def _chosen(members: Sequence[EntryPlan], reference_of: ReferenceOf, read: Read) -> list[EntryPlan]:

@@ -80,7 +80,10 @@ class Reading:
         return self.paths[file, root]
 
 
-_CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "rows", "plugins", "serial", "store", "toolchain")
+_CHANGES_NOTHING = (
+    *("artifact", "diagnostics", "errors", "hardware", "model", "rows", "plugins"),
+    *("serial", "signature", "store", "toolchain"),
+)
 """Rooms of the package that are not followed: values, messages and doors to the machine, which choose nothing."""
 
 

@@ -57,6 +57,11 @@ def plugin_file(kind: Kind, root: Path, name: str) -> Path:
     return files[0]
 
 
+def is_own(kind: Kind, root: Path, name: str) -> bool:
+    """Say whether a plug-in's file is the user's; raise DeclarationError where there is none."""
+    return plugin_file(kind, root, name).parent.resolve() != plugin_folders(kind, STANDARD)[-1].resolve()
+
+
 def shadowed_file(kind: Kind, root: Path, name: str) -> Path | None:
     """Return the standard file that a workspace's file of the same name replaces."""
     return next(iter(_files(kind, root, name)[1:]), None)

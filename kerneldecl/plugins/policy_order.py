@@ -13,6 +13,7 @@ nothing is imported of policies that take no part.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,7 +87,11 @@ def place_in_auto(root: Path, name: str) -> dict[str, int]:
 
     Raise DeclarationError where the line that says so cannot be read.
     """
-    said = _said(_AUTO, name, _text(root, name))
+    return _place(name, _text(root, name))
+
+
+def _place(name: str, text: str) -> dict[str, int]:
+    said = _said(_AUTO, name, text)
     return {} if said is None else dict(said)
 
 
@@ -111,6 +116,7 @@ def _said(line: _Line, name: str, text: str) -> Any:
 _NOUNS = {"cpu": "CPUs", "cuda": "GPUs"}
 
 
+@functools.cache  # what a process has imported of kerneldecl stays as it is; all files of policies are read for it
 def standard_order(kind: str) -> tuple[str, ...]:
     """Return the standard policies that `auto` asks for archs of a kind, in order."""
     return policies_behind(STANDARD, "auto", kind)
@@ -119,7 +125,7 @@ def standard_order(kind: str) -> tuple[str, ...]:
 def _in_auto(root: Path, kind: str, *, only_traced: bool) -> Iterator[tuple[int, str]]:
     for name in plugin_names("policies", root):
         text = _text(root, name)
-        places = place_in_auto(root, name)
+        places = _place(name, text)
         if kind in places and not (only_traced and _HAS_NO_TRACES.search(text)):
             yield int(places[kind]), name
 

@@ -53,7 +53,7 @@ def _work(sizes: NormSizes, params: FusedNormParams, gpu: Gpu) -> Work:
     kept = params.steps(sizes) * params.width
     waste = params.threads * kept / sizes.columns
     lines = max(1.0, LINE_BYTES / (min(params.threads, sizes.columns // params.width) * params.width * element))
-    exchanges = sizes.statistics if params.threads > gpu.warp_size else 0
+    exchanges = sizes.exchanges if params.threads > gpu.warp_size else 0
     return Work(
         blocks=-(-sizes.rows // params.rows),
         threads=params.threads * params.rows,
@@ -65,6 +65,6 @@ def _work(sizes: NormSizes, params: FusedNormParams, gpu: Gpu) -> Work:
         l2_bytes=sizes.moved_bytes * waste * lines,
         rounds=rounds(kept * element),
         barriers=exchanges,
-        serial_cycles=INSTRUCTION_CYCLES * ELEMENT_INSTRUCTIONS * kept + sizes.statistics * SHUFFLES * SHUFFLE_CYCLES,
+        serial_cycles=INSTRUCTION_CYCLES * ELEMENT_INSTRUCTIONS * kept + sizes.exchanges * SHUFFLES * SHUFFLE_CYCLES,
         warp_cycles=WARP_CYCLES,
     )

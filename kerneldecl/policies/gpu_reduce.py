@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
+from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
@@ -21,11 +21,12 @@ from kerneldecl.policies.gpu.time_model import (
     Work,
     access_widths,
     in_flight_bytes,
+    load_rounds,
     ranked,
     rounds,
 )
 from kerneldecl.policies.shared.reduction import is_across, streamed_reduction
-from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, largest, moved_bytes, points
+from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, largest, moved_bytes, operand_bytes, points
 
 TEMPLATES = ("gpu_reduce",)
 AUTO = {"cuda": 75}
@@ -74,6 +75,8 @@ class _Rows(NamedTuple):
     points: int
     flops: float
     moved_bytes: int
+    l2_bytes: int
+    """Bytes that SMs get from L2 or send there: the largest operand's as often as other rows read them again."""
 
 
 class _RowTiling(NamedTuple):
@@ -110,7 +113,8 @@ def _along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> It
 
 def _rows(space: IterSpace, block: Block) -> _Rows:
     main, total, count = largest(block), points(block), points(block, "spatial")
-    elements = math.prod(main.shape) // max(1, count)
+    own_rows = math.prod(block.axes[axis].extent for axis in axes_of(main) if block.axes[axis].kind == "spatial")
+    elements = math.prod(main.shape) // max(1, own_rows)
     others = [access for access in block.reads if access != main and access.index]
     row_bytes = [_row_bytes(block, access, count) for access in others]
     return _Rows(
@@ -123,6 +127,7 @@ def _rows(space: IterSpace, block: Block) -> _Rows:
         points=total,
         flops=float(total * (block.flops_per_point + 1)),
         moved_bytes=moved_bytes(space),
+        l2_bytes=moved_bytes(space) + (count // own_rows - 1) * operand_bytes(main),
     )
 
 
@@ -152,6 +157,8 @@ def _row_bytes(block: Block, access: Access, count: int) -> int:
 def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     vectors, access_bytes = rows.elements // tiling.width, tiling.width * rows.element
     steps = -(-vectors // (tiling.chunks * tiling.threads))
+    loads = steps * (tiling.tile + rows.operands - 1)
+    is_even = vectors % (tiling.chunks * tiling.threads * min(tiling.unroll, steps)) == 0
     # Lanes without a vector in the last step wait for the others.
     waste = steps * tiling.threads * tiling.chunks / vectors
     return Work(
@@ -163,13 +170,13 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         flops=(rows.flops + ACCESS_FLOPS * rows.points / tiling.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=rows.moved_bytes,
-        l2_bytes=rows.moved_bytes * waste * max(1.0, LINE_BYTES / (min(tiling.threads, vectors) * access_bytes)),
+        l2_bytes=rows.l2_bytes * waste * max(1.0, SECTOR_BYTES / (min(tiling.threads, vectors) * access_bytes)),
         # Operands that all rows share come from an SM's L1, which is shared memory by another name; where a thread takes more than
         # one access, its neighbours' are as far from one another, each in a line of its own.
         moved_smem_bytes=rows.points * rows.element
         + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
-        rounds=rounds(steps * tiling.tile * access_bytes),
-        barriers=2 if tiling.threads > gpu.warp_size else 0,
+        rounds=load_rounds(loads, access_bytes, 0 if is_even else -(-steps // tiling.unroll)),
+        barriers=2 * tiling.tile if tiling.threads > gpu.warp_size else 0,
         serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width,
         warp_cycles=WARP_CYCLES,
     )
@@ -180,6 +187,13 @@ def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
     if chunks > 1:
         blocks = max(1, count * min(chunks, gpu.warp_size) // SECOND_KERNEL_THREADS)
         yield Work(blocks=blocks, threads=SECOND_KERNEL_THREADS, l2_bytes=count * chunks * 4, rounds=1)
+
+
+def _combining_columns(count: int, chunks: int) -> Iterator[Work]:
+    """Yield the work of a second kernel in which a thread combines the chunks of one column."""
+    if chunks > 1:
+        threads = math.gcd(count, SECOND_KERNEL_THREADS)
+        yield Work(blocks=count // threads, threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(chunks, 4))
 
 
 def _chunks(gpu: Gpu, blocks: int, vectors: int, threads: int) -> list[int]:
@@ -227,4 +241,4 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                 barriers=1 if rows > 1 else 0,
             )
             params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
-            yield params, (work, *_combining(gpu, points(block, "spatial"), chunks))
+            yield params, (work, *_combining_columns(points(block, "spatial"), chunks))

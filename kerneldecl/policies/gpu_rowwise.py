@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, load_rounds, ranked
 from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
 from kerneldecl.policies.shared.reduction import rowwise_reductions
 from kerneldecl.policies.shared.traffic import largest, moved_bytes, points
@@ -29,13 +29,18 @@ INSTRUCTION_FLOPS = 4.0
 INSTRUCTION_CYCLES = 4.0
 """Latency of an arithmetic instruction in cycles: a thread adds up its elements one after another (Jia et al., Dissecting the NVIDIA Volta
 GPU Architecture via Microbenchmarking, 2018, table 4.1). Norms of 128 rows on an H200 take 35 to 50 cycles per element."""
+WEIGHTS_SHARE = 0.5
+"""Latency of a row's weights as a share of DRAM's: all blocks read them, so most find them in L2."""
 SHUFFLE_CYCLES = 25.0
 """Cycles of a shuffle between the threads of a warp and the operation on its result."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes."""
-    reductions = rowwise_reductions(space)
+    """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes.
+
+    Nothing for several results either: the template writes one, behind the reductions.
+    """
+    reductions = rowwise_reductions(space) if len(space.outputs) == 1 else ()
     return ranked("gpu_rowwise", arch.the_gpu, _timed(space, reductions, arch.the_gpu), top_k) if reductions else ()
 
 
@@ -57,6 +62,7 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         # A row that is not kept in registers is read again for each reduction, from L2.
         passes = 1 if is_kept else len(reductions) + 1
         waste = steps * row_threads / vectors
+        weights = _weights(space, size)
         # Threads of several warps meet at barriers instead.
         shuffles = len(reductions) * math.log2(row_threads) if row_threads <= gpu.warp_size else 0
         work = Work(
@@ -68,9 +74,15 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             dram_bytes=moved_bytes(space),
             l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * max(1.0, LINE_BYTES / (min(row_threads, vectors) * width * element)),
             moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0),
-            rounds=1 if is_kept else steps * passes,
+            rounds=(1 if is_kept else steps * passes) + WEIGHTS_SHARE * (load_rounds(weights * steps, width * element) if weights else 0),
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
             serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + shuffles * SHUFFLE_CYCLES,
             warp_cycles=WARP_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)
+
+
+def _weights(space: IterSpace, size: int) -> int:
+    """Return how many arguments are as long as one row: what a norm scales its elements with, and adds to them."""
+    arguments = {access.operand: access for block in space.blocks for access in block.reads if access.operand in space.inputs}
+    return sum(math.prod(access.shape) == size for access in arguments.values())

@@ -23,6 +23,9 @@ WAVES = (1, 2, 4)
 OTHER_REGISTERS = 28
 SUM_FLOPS = 8.0
 """Cost of an element in operations: convert, add twice, convert, and its share of the scan of threads."""
+CAMPING_BYTES, CAMPING = 1 << 16, 4.0
+"""Distance of parts from which on they are taken to meet in the same slices of L2, and how much longer that takes: parts of a long row
+256 KB to 1 MB apart took 372 to 563 us, four to six times what was predicted (H200, 2026-11-24). Not measured with other distances."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
 
@@ -47,6 +50,8 @@ def _choices(sizes: ScanSizes, gpu: Gpu) -> Iterator[GpuScanParams]:
                 # As many parts as have whole steps, all of them filled.
                 part = GpuScanParams(threads, parts, unroll).part(sizes)
                 yield GpuScanParams(threads, -(-sizes.extent // part), unroll)
+                if sizes.inner == 1:
+                    yield GpuScanParams(threads, -(-sizes.extent // (part + one.step(sizes))), unroll)
 
 
 def _works(sizes: ScanSizes, params: GpuScanParams, gpu: Gpu) -> tuple[Work, ...]:
@@ -72,6 +77,8 @@ def _works(sizes: ScanSizes, params: GpuScanParams, gpu: Gpu) -> tuple[Work, ...
     )
     if params.parts == 1:
         return (base,)
-    sums = base._replace(flops=base.flops / 3, dram_bytes=nbytes, l2_bytes=nbytes, rounds=max(1.0, steps / 4), serial_cycles=0.0)
+    if sizes.inner == 1 and part * element % CAMPING_BYTES == 0:
+        base = base._replace(l2_bytes=base.l2_bytes * CAMPING)
+    sums = base._replace(flops=base.flops / 3, dram_bytes=nbytes, l2_bytes=base.l2_bytes / 2, rounds=max(1.0, steps / 4), serial_cycles=0.0)
     again = nbytes if nbytes > gpu.l2_bytes / 2 else 0
     return sums, base._replace(dram_bytes=nbytes + again, barriers=2)

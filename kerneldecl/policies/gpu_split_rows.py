@@ -14,8 +14,8 @@ from kerneldecl.analysis.split_rows import MAX_KEPT, RowSizes, SplitRowsParams, 
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_reduce, gpu_rowwise
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, ranked, rounds
-from kerneldecl.policies.gpu_rowwise import INSTRUCTION_CYCLES, INSTRUCTION_FLOPS, OTHER_REGISTERS, SHUFFLE_CYCLES
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, load_rounds, ranked, rounds
+from kerneldecl.policies.gpu_rowwise import INSTRUCTION_CYCLES, INSTRUCTION_FLOPS, OTHER_REGISTERS, SHUFFLE_CYCLES, WEIGHTS_SHARE
 
 TEMPLATES = ("gpu_split_rows", "gpu_rowwise", "gpu_reduce")
 AUTO = {"cuda": 58}
@@ -29,6 +29,8 @@ CLUSTER_SECS = 8e-7
 """Seconds in which the thread blocks of a cluster begin together and exchange statistics: as those of `gpu_attention_decode`."""
 ELEMENT_INSTRUCTIONS = {"softmax": 6.0, "layer_norm": 8.0, "rms_norm": 5.0, "reduce": 2.0}
 """Instructions for an element: converted, compared or added, a power, scaled."""
+WEIGHTS = {"softmax": 0, "layer_norm": 2, "rms_norm": 1, "reduce": 0}
+"""Arguments as long as a row, which scale and shift."""
 SHUFFLES = 20
 """Shuffles of a warp: five for each of two statistics, before the exchange and after it."""
 RIVAL_SLOWDOWN = 1.5
@@ -79,7 +81,7 @@ def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ..
     read_bytes, written_bytes = elements * element, (sizes.rows if sizes.kind == "reduce" else elements) * dtype_bytes(sizes.out_dtype)
     kept = params.steps(sizes) * params.width
     waste = params.parts * params.threads * kept / sizes.columns
-    instructions = ELEMENT_INSTRUCTIONS[sizes.kind]
+    instructions, weights = ELEMENT_INSTRUCTIONS[sizes.kind], WEIGHTS[sizes.kind] * params.steps(sizes)
     lines = max(1.0, LINE_BYTES / (min(params.threads, params.vectors(sizes)) * params.width * element))
     work = Work(
         blocks=sizes.rows * params.parts,
@@ -88,7 +90,7 @@ def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ..
         smem_bytes=params.smem_bytes(sizes),
         flops=elements * (INSTRUCTION_FLOPS * instructions + 2 * ACCESS_FLOPS / params.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
-        rounds=rounds(kept * element),
+        rounds=rounds(kept * element) + WEIGHTS_SHARE * (load_rounds(weights, params.width * element) if weights else 0),
         barriers=1,
         serial_cycles=INSTRUCTION_CYCLES * instructions * kept + SHUFFLES * SHUFFLE_CYCLES,
         warp_cycles=WARP_CYCLES,

@@ -1,4 +1,4 @@
-"""Owns the policy `library`: GEMMs by OpenBLAS or cuBLASLt, convolutions by cuDNN, as candidates beside our own kernels.
+"""Owns the policy `library`: GEMMs by OpenBLAS or cuBLASLt, convolutions and attention by cuDNN, as candidates beside our own kernels.
 
 Knows nothing of how a library is called. A library that is not there, or of another version, fails as a candidate, and says what to
 install.
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kerneldecl.analysis.attention import AttentionSizes, attention_of, library_takes
 from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.model import Arch, Candidate, IterSpace, Proposal
 from kerneldecl.policies.shared.search_space import SearchSpace
@@ -20,10 +21,12 @@ from kerneldecl.policies.shared.traffic import moved_bytes
 
 IS_TUNER = True
 TRIALS = 0
-TEMPLATES = ("library_matmul", "library_conv2d")
+TEMPLATES = ("library_matmul", "library_conv2d", "library_attention")
 KINDS = ("cpu", "cuda")
 ALGORITHMS = 8
 """How many of the algorithms that the heuristic of cuBLASLt or cuDNN returns are tried."""
+ATTENTION_ENGINES = 2
+"""The same for attention, of which cuDNN has few."""
 _VERSION = re.compile(r"\d+(\.\d+){0,2}")
 
 
@@ -46,6 +49,9 @@ class Options:
 
 def configurations(search: SearchSpace, options: Options) -> tuple[Proposal, ...]:
     """Return the calls of a library that can compute the function, expected to take what arithmetic and traffic take at least."""
+    attention = attention_of(search.space) if search.arch.gpu else None
+    if attention is not None:
+        return tuple(_attention(attention, search, options))
     gemm = contraction_of(search.space)
     if not isinstance(gemm, Contraction) or not gemm.is_plain or gemm.a.dtype == "tfloat32":  # libraries round to it, rules truncate
         return ()
@@ -65,6 +71,17 @@ def _candidates(gemm: Contraction, space: IterSpace, arch: Arch, options: Option
     if sum(reduction.axes[axis].extent > 1 for axis in gemm.k) <= 1:
         for algorithm in range(ALGORITHMS):
             yield Candidate.of("library_matmul", {"library": "cublaslt", "version": options.cublas, "algorithm": algorithm})
+
+
+def _attention(sizes: AttentionSizes, search: SearchSpace, options: Options) -> Iterator[Proposal]:
+    if not library_takes(sizes):
+        return
+    pairs = sizes.batch * sizes.heads * sizes.band.pairs(sizes.queries, sizes.keys)
+    device = search.arch.device
+    flops = 2 * pairs * (sizes.head_dim + sizes.value_dim)
+    secs = max(flops / device.peak_flops_per_s(sizes.dtype), sizes.arguments_bytes / device.dram_bytes_per_s)
+    for engine in range(ATTENTION_ENGINES):
+        yield Proposal(Candidate.of("library_attention", {"library": "cudnn", "version": options.cudnn, "engine": engine}), secs)
 
 
 def _least_secs(gemm: Contraction, space: IterSpace, arch: Arch) -> float:

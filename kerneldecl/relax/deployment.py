@@ -29,6 +29,7 @@ from kerneldecl.relax.signature import WEIGHTS_DIGEST, weights_path
 from kerneldecl.relax.weights_file import write_weights
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.companions import vendor_sources
+from kerneldecl.toolchain.cxx import compiler
 
 if TYPE_CHECKING:
     from kerneldecl.relax.detach_weights import Weights
@@ -93,7 +94,7 @@ def export_model(executable: Any, library: str | Path, artifact: str | Path | No
 
 def _export_library(executable: Any, library: Path, artifact: str | Path | None) -> None:
     if artifact is None:
-        executable.export_library(str(library), fcompile=_link_with_vendor_calls)
+        executable.export_library(str(library), fcompile=_packing_objects(_link_with_vendor_calls))
         return
     folder, manifest = checked_artifact(artifact)
     called = _called(executable)
@@ -101,9 +102,21 @@ def _export_library(executable: Any, library: Path, artifact: str | Path | None)
     with scratch_folder() as scratch:
         kernels = unpack_objects(folder / ARCHIVE, with_called(manifest, called), scratch)
         if manifest["arch"]["kind"] == "cpu":
-            executable.export_library(str(library), fcompile=_link_with_vendor_calls, addons=[str(kernel) for kernel in kernels])
+            executable.export_library(
+                str(library), fcompile=_packing_objects(_link_with_vendor_calls), addons=[str(kernel) for kernel in kernels]
+            )
         else:
-            executable.export_library(str(library), fcompile=functools.partial(link_model, kernels=kernels))
+            executable.export_library(str(library), fcompile=_packing_objects(functools.partial(link_model, kernels=kernels)))
+
+
+def _packing_objects(link: Callable[..., None]) -> Callable[..., None]:
+    """Return a linker that has TVM write a model's constants into an object by LLVM.
+
+    TVM writes C where it knows no triple, as of a model without host functions: 400 MB of weights keep the compiler busy for minutes.
+    """
+    packing = functools.partial(link)
+    packing.get_target_triple = cc.get_target_by_dump_machine(compiler())  # type: ignore[attr-defined]
+    return packing
 
 
 def _link_with_vendor_calls(library: str, files: Sequence[str], options: Sequence[str] | None = None, **others: Any) -> None:

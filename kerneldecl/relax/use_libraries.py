@@ -19,18 +19,23 @@ from kerneldecl.plugins.find import STANDARD, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.policies import library
 from kerneldecl.policies.shared.search_space import SearchSpace
-from kerneldecl.templates import library_conv2d, library_matmul
+from kerneldecl.templates import library_attention, library_conv2d, library_matmul
 
-_TEMPLATES: dict[str, Any] = {"library_conv2d": library_conv2d, "library_matmul": library_matmul}
+_TEMPLATES: dict[str, Any] = {
+    "library_attention": library_attention,
+    "library_conv2d": library_conv2d,
+    "library_matmul": library_matmul,
+}
 
 
 @tvm.transform.module_pass(opt_level=0, name="UseLibraries")
 class UseLibraries:
-    """Replaces GEMMs and convolutions of a module by calls of OpenBLAS, cuBLASLt or cuDNN: `UseLibraries()(mod)` returns the module.
+    """Replaces GEMMs, convolutions and attention of a module by calls of OpenBLAS, cuBLASLt or cuDNN.
 
-    It takes functions that are lowered and fused (after `FuseTIR`) and marks what it replaces as scheduled. Of a library's algorithms
-    it takes the first. Nothing is verified. The model is compiled with `tir_pipeline=TIR_PIPELINE` and exported by `export_model`,
-    which links the calls. `replaced` holds the functions of the last module that a library computes, with the library of each.
+    `UseLibraries()(mod)` returns the module. It takes functions that are lowered and fused (after `FuseTIR`) and marks what it replaces
+    as scheduled. Of a library's algorithms it takes the first. Nothing is verified. The model is compiled with `tir_pipeline=TIR_PIPELINE`
+    and exported by `export_model`, which links the calls. `replaced` holds the functions of the last module that a library computes, with
+    the library of each.
     """
 
     replaced: dict[str, str]

@@ -22,7 +22,7 @@ from kerneldecl.hardware.host import detect
 from kerneldecl.runners.guard_pages import Guarded, GuardedArray
 from kerneldecl.runners.host_roofline import measured_peaks
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
-from kerneldecl.runners.verification import Call, poison_byte, verified
+from kerneldecl.runners.verification import Call, changed, poison_byte, verified
 from kerneldecl.timing import Protocol
 
 __all__ = ["confirm", "measured_peaks", "prepare", "sample", "verify"]
@@ -41,10 +41,13 @@ class _OnCpu:
     def __init__(self, data: ReferenceData) -> None:
         time.sleep(SETTLE_SECS)
         self.data = data
-        self.arguments = [*map(aligned, data.inputs), *(aligned(poisoned(arg)) for arg in data.signature.outputs)]
+        # What calls update is a copy: the content itself is what kernels are verified with.
+        held = [array.copy() for array in data.inputs[len(data.signature.inputs) :]]
+        inputs = data.inputs[: len(data.signature.inputs)]
+        self.arguments = [*map(aligned, (*inputs, *held)), *(aligned(poisoned(arg)) for arg in data.signature.made)]
         self.kernels: dict[tuple[str, str], Callable[..., object]] = {}
-        inputs = [GuardedArray(arg, is_input=True) for arg in data.signature.inputs]
-        self._guarded = Guarded([*inputs, *(GuardedArray(arg, is_input=False) for arg in data.signature.outputs)])
+        read = [GuardedArray(arg, is_input=True) for arg in data.signature.inputs]
+        self._guarded = Guarded([*read, *(GuardedArray(arg, is_input=False) for arg in data.signature.outputs)])
         self._scales = data.all_scales([finite_rms(want) for want in data.expected])
         self._outputs: list[Array] = []
         self._digest = b""
@@ -54,10 +57,12 @@ class _OnCpu:
     def run(self, kernel: Callable[..., object], call: Call) -> str:
         """Place arguments between guards and call the kernel; return its forbidden access as a phrase."""
         placed = [each.placed(at_end=call.at_end) for each in self._guarded.arrays]
-        inputs, self._outputs = placed[: len(self.data.inputs)], placed[len(self.data.inputs) :]
-        for array, values in zip(inputs, self.data.sets[call.data].inputs, strict=True):
+        signature, each = self.data.signature, self.data.sets[call.data]
+        given, made = placed[: len(each.inputs)], placed[len(each.inputs) :]
+        self._outputs = placed[len(signature.inputs) :]
+        for array, values in zip(given, each.inputs, strict=True):
             np.copyto(array, values)
-        for array, arg in zip(self._outputs, self.data.signature.outputs, strict=True):
+        for array, arg in zip(made, signature.made, strict=True):
             array.reshape(-1).view(np.uint8).fill(poison_byte(call, arg))
         tensors = [tensor(array) for array in placed]
         damage = self._guarded.watched(lambda: kernel(*tensors))
@@ -65,7 +70,7 @@ class _OnCpu:
         for array in self._outputs:
             found.update(array.reshape(-1).view(np.uint8).data)
         self._digest = found.digest()
-        return damage
+        return damage or changed(signature, each, self._outputs)
 
     def error(self, call: Call) -> float:
         """Return the largest relative error of the outputs of a call, which was the last one."""

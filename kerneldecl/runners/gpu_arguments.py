@@ -17,12 +17,12 @@ import tvm_ffi
 
 from kerneldecl.arrays import numpy_dtype
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
-from kerneldecl.model import Arg
 from kerneldecl.runners.cuda_checks.checks import Checks
 from kerneldecl.runners.cuda_device import CudaError, Graph, device
 from kerneldecl.runners.memory_layout import GUARD_BYTES, copies, place
 from kerneldecl.runners.reference_data import ReferenceData
-from kerneldecl.runners.verification import Call, poison_byte
+from kerneldecl.runners.verification import Call, changed, poison_byte
+from kerneldecl.signature import Arg
 
 GUARD_BYTE = 0x5A
 SHIFT_BYTES = 256
@@ -35,12 +35,17 @@ REST_SECS = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A kernel with the path that it was loaded from, by which its graphs are known."""
+    """A kernel with the path that it was loaded from and its symbol there, by which its graphs are known."""
 
     library: str
+    symbol: str
     function: Callable[..., object]
     secs: list[float] = dataclasses.field(default_factory=list)
     """Seconds of its single launches."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.library, self.symbol
 
 
 class OnGpu:
@@ -88,7 +93,7 @@ class OnGpu:
 
     def _outputs(self, shift: int) -> Iterator[tuple[int, Arg]]:
         outputs = self.data.signature.outputs
-        return zip((self._argument(at, shift) for at in range(len(self.data.inputs), len(self.sizes))), outputs, strict=True)
+        return zip((self._argument(at, shift) for at in range(len(self.data.signature.inputs), len(self.sizes))), outputs, strict=True)
 
     def _allocated(self, size_bytes: int) -> int:
         self._memory.append(self.gpu.allocate(size_bytes))
@@ -123,20 +128,29 @@ class OnGpu:
         """Lay out a set of inputs, call the kernel with cold caches, and return what it wrote besides its outputs, as a phrase."""
         shift = 0 if call.at_end else SHIFT_BYTES
         self.lay_out(call.data, shift)
-        for address, arg in self._outputs(shift):
+        for address, arg in list(self._outputs(shift))[self.data.signature.updated :]:
             self.gpu.fill(address, poison_byte(call, arg), _bytes(arg))
         graph = self.graph(kernel, 1, shift)
         self.flush()
         secs = graph.run()
         if call.at_end:
             kernel.secs.append(secs)
-        return self._damage(call.data, shift)
+        return self._damage(call.data, shift) or self._changed(call.data, shift)
+
+    def _changed(self, data: int, shift: int) -> str:
+        """Return what a call changed of its updated arguments that must stay as it is, as a phrase."""
+        signature, each = self.data.signature, self.data.sets[data]
+        updated = list(self._outputs(shift))[: signature.updated]
+        left = [np.empty_like(array) for array in each.inputs[len(signature.inputs) :]]
+        for (address, _), array in zip(updated, left, strict=True):
+            self.gpu.download(address, array)
+        return changed(signature, each, left)
 
     def _damage(self, data: int, shift: int) -> str:
         for offset, size in self.placement.guards:
             if changed := self.checks.other_bytes(self._base + shift + offset, size, GUARD_BYTE):
                 return f"it wrote at least {changed} bytes outside of its arguments"
-        for at, want in enumerate(self._checksums[data][: len(self.data.inputs)]):
+        for at, want in enumerate(self._checksums[data][: len(self.data.signature.inputs)]):
             if self.checks.checksum(self._argument(at, shift), self.sizes[at]) != want:
                 return f"it writes into its input {self.data.signature.inputs[at].name}"
         return ""
@@ -182,7 +196,7 @@ class OnGpu:
 
         `before` launches what runs before each; without a kernel, that is all that runs.
         """
-        which = kernel and kernel.library, calls, shift, before
+        which = kernel and kernel.name, calls, shift, before
         if which not in self.graphs:
             sets = self.sets() if calls > 1 else self._shifted[shift > 0 :]
             chosen = [[placed.tensor() for placed in sets[call % len(sets)]] for call in range(calls)]
@@ -201,7 +215,7 @@ class OnGpu:
     def loaded(self, library: str, symbol: str) -> Loaded:
         """Return a kernel that was called once: its first call may load a vendor's library, which a capture does not allow."""
         if (library, symbol) not in self.kernels:
-            kernel = Loaded(library, kernel_of(load_library(Path(library), "cuda"), symbol))
+            kernel = Loaded(library, symbol, kernel_of(load_library(Path(library), "cuda"), symbol))
             with self._on_stream():
                 kernel.function(*(placed.tensor() for placed in self._shifted[0]))
             self.gpu.wait()

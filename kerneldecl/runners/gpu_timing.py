@@ -24,8 +24,8 @@ HEAT_SECS, MOST_HEAT_SECS, IS_STEADY = 0.05, 0.5, 0.005
 """Time of the replays of which first and last tell the clock; most of it altogether; difference of two such times that is none."""
 LEAST_SECS = 1e-9
 """Time of a kernel that takes less than its neighbour's time varies by: behind one that lets it start early, all of it may be hidden."""
-_LAST: dict[str, float] = {}
-"""When the kernel that was launched last, by the path of its library, had done its last steady sample."""
+_LAST: dict[tuple[str, str], float] = {}
+"""When the kernel that was launched last, by the path of its library and its symbol, had done its last steady sample."""
 
 
 def sample_secs(on_gpu: OnGpu, kernel: Loaded, calls: int, protocol: Protocol) -> float:
@@ -43,12 +43,12 @@ def _cool(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
 def _steady(on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
     """Take the last of replays without rests. Where another kernel or none ran before, the GPU takes on the kernel's own clock first."""
     graph = on_gpu.graph(kernel, count)
-    is_hot = time.monotonic() - _LAST.get(kernel.library, -math.inf) < IDLE_SECS
+    is_hot = time.monotonic() - _LAST.get(kernel.name, -math.inf) < IDLE_SECS
     if not is_hot:
         _heat(on_gpu, graph)
     _, secs = _burst(on_gpu, graph, HOT_BURST_SECS if is_hot else BURST_SECS)
     _LAST.clear()
-    _LAST[kernel.library] = time.monotonic()
+    _LAST[kernel.name] = time.monotonic()
     return secs / count
 
 

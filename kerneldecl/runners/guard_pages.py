@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from kerneldecl.arrays import Array, numpy_dtype
-from kerneldecl.model import Arg
+from kerneldecl.signature import Arg
 
 PAGE_BYTES = mmap.PAGESIZE
 GUARD_BYTES = 1 << 20

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from kerneldecl.arrays import PERIOD, Array, is_float, row_scales
-from kerneldecl.model import Signature
-from kerneldecl.plugins.find import STANDARD, plugin_file, plugin_folders
+from kerneldecl.arrays import PERIOD, Array, is_float, random_array, row_scales
+from kerneldecl.plugins.find import is_own
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.runners.special_values import NAN, REPEATED_HUGE, has_infinity, in_range, large, small, sprinkled
+from kerneldecl.signature import Signature
 
 WorkloadSpec = Mapping[str, Any]
 """A workload as a request describes it: root, rule, attrs and seed."""
@@ -32,13 +33,15 @@ class DataSet:
     """One set of inputs, and what the reference makes of them, in the signature's order."""
 
     inputs: tuple[Array, ...]
-    """Arrays as the rule makes them."""
+    """Arrays as the rule makes them: of inputs, and behind them of what is updated in place."""
     expected: tuple[Array, ...]
     """Arrays of the outputs' shapes, in a higher precision than the outputs'."""
     where: str = ""
     """What is special about the inputs, as the end of a sentence about the results."""
     any_for_nan: bool = False
     """True where a result may be anything if NaN is expected: sums of infinities are NaN or not by the order of their terms."""
+    kept: tuple[Array, ...] = ()
+    """For each argument that is updated in place, which of its elements must stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class ReferenceData:
     """Whether two calls on the same inputs must give the same bits."""
     rows_vary: bool = False
     """Whether errors are relative to the size of their row, where that is larger than that of all results."""
+    kept: tuple[Array, ...] = ()
+    """Which elements of each updated argument must stay as they are."""
 
     def all_scales(self, rms: Sequence[float]) -> list[list[Array]]:
         """Return what errors of each set's expected outputs are relative to, given the root mean squares of the first set's.
@@ -67,7 +72,7 @@ class ReferenceData:
 
     @property
     def sets(self) -> tuple[DataSet, ...]:
-        return DataSet(self.inputs, self.expected), *self.others
+        return DataSet(self.inputs, self.expected, kept=self.kept), *self.others
 
 
 def make_reference_data(spec: WorkloadSpec) -> ReferenceData:
@@ -78,15 +83,22 @@ def make_reference_data(spec: WorkloadSpec) -> ReferenceData:
     inputs = _inputs(rule, seed)
     expected = _expected(rule, signature, inputs)
     # A standard rule may compute nothing, such as the mean of an image of one pixel.
-    is_own = plugin_file("rules", root, spec["rule"]).parent.resolve() != plugin_folders("rules", STANDARD)[-1].resolve()
-    if defect := vacuous(signature, inputs, expected, rule.flops() if is_own else 0):
+    if defect := vacuous(signature, inputs, expected, rule.flops() if is_own("rules", root, spec["rule"]) else 0):
         raise ValueError(f"rule {spec['rule']}: {defect}")
     others = tuple(_other_sets(rule, signature, seed, ignores_nan=spec.get("nan") == "ignore"))
-    return ReferenceData(signature, inputs, expected, others, rule.is_repeatable(), rule.rows_vary())
+    return ReferenceData(signature, inputs, expected, others, rule.is_repeatable(), rule.rows_vary(), _kept(rule, inputs, expected))
 
 
 def _inputs(rule: Rule, seed: int) -> tuple[Array, ...]:
-    return tuple(map(np.asarray, rule.inputs(np.random.default_rng(seed))))
+    """Return inputs and what updated arguments hold, which is random where the rule does not say it."""
+    rng, signature = np.random.default_rng(seed), rule.signature()
+    made = tuple(map(np.asarray, rule.inputs(rng)))
+    if len(made) not in {len(signature.inputs), len(signature.given)}:
+        raise ValueError(f"inputs() returns {len(made)} arrays, expected {len(signature.inputs)}, those of signature().inputs")
+    for array, arg in zip(made, signature.given, strict=False):
+        if array.shape != tuple(arg.shape):
+            raise ValueError(f"inputs() returns {list(array.shape)} for {arg.name}, expected {list(arg.shape)}, as signature() has it")
+    return (*made, *(random_array(rng, arg) for arg in signature.given[len(made) :]))
 
 
 def _expected(rule: Rule, signature: Signature, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -102,15 +114,37 @@ def _expected(rule: Rule, signature: Signature, inputs: Sequence[Array]) -> tupl
             raise ValueError("reference() writes into its inputs; it must return new arrays") from error
         raise
     several = [found] if isinstance(found, np.ndarray) else list(found)
+    if len(several) != len(signature.outputs):
+        raise ValueError(f"reference() returns {len(several)} arrays, expected {len(signature.outputs)}, those of signature().outputs")
+    for want, arg in zip(several, signature.outputs, strict=True):
+        if np.asarray(want).size != math.prod(arg.shape):
+            raise ValueError(
+                f"reference() returns {list(np.shape(want))} for {arg.name}, expected {list(arg.shape)}, as signature() has it"
+            )
     return tuple(np.asarray(want).reshape(arg.shape) for want, arg in zip(several, signature.outputs, strict=True))
+
+
+def _kept(rule: Rule, inputs: Sequence[Array], expected: Sequence[Array]) -> tuple[Array, ...]:
+    """Return which elements of each updated argument stay as they are: the reference leaves those, and NaN in their place."""
+    signature = rule.signature()
+    given, held = inputs[: len(signature.inputs)], inputs[len(signature.inputs) :]
+    if not held:
+        return ()
+    marked = _expected(rule, signature, [*given, *(_marked(array) for array in held)])
+    same = [(want == array) | (np.isnan(want) & np.isnan(array.astype(want.dtype))) for want, array in zip(expected, held, strict=False)]
+    return tuple(np.isnan(mark) & each for mark, each in zip(marked, same, strict=False))
+
+
+def _marked(array: Array) -> Array:
+    return np.full(array.shape, np.nan)
 
 
 def vacuous(signature: Signature, inputs: Sequence[Array], expected: Sequence[Array], flops: float) -> str:
     """Return why a kernel that computes something else would pass on such data, as a sentence; empty where it would not."""
-    for arg, array in zip(signature.inputs, inputs, strict=True):
+    for arg, array in zip(signature.given, inputs, strict=True):
         if is_float(arg.dtype) and array.size > 1 and (_all(np.isnan, array) or _all(functools.partial(np.equal, array.flat[0]), array)):
             return f"inputs() gives {arg.name} one value everywhere, {array.flat[0]:g}; give it random ones"
-    for arg, array in zip(signature.inputs, inputs, strict=True):
+    for arg, array in zip(signature.given, inputs, strict=True):
         for out, want in zip(signature.outputs, expected, strict=True):
             if flops > 0 and want.size > 1 and want.shape == array.shape and _all(np.equal, want, array):
                 return f"reference() returns its input {arg.name} as output {out.name}, but flops() says that something is computed"
@@ -137,19 +171,20 @@ def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: boo
     """Yield sets of inputs of other seeds; where the rule takes them, special values are among those in floating point."""
     if not rule.takes_special_values():
         inputs = _inputs(rule, seed + 1)
-        yield DataSet(inputs, _expected(rule, signature, inputs), " on other inputs")
+        expected = _expected(rule, signature, inputs)
+        yield DataSet(inputs, expected, " on other inputs", kept=_kept(rule, inputs, expected))
         return
-    floats = [at for at, arg in enumerate(signature.inputs) if is_float(arg.dtype)]
+    floats = [at for at, arg in enumerate(signature.given) if is_float(arg.dtype)]
     nan = () if ignores_nan else NAN
 
     def with_special(seed: int, values: Callable[[int, str], Sequence[float]], where: str, *, any_for_nan: bool) -> DataSet:
         rng, inputs = np.random.default_rng(seed), list(_inputs(rule, seed))
         for at in floats:
-            if chosen := values(at, signature.inputs[at].dtype):
+            if chosen := values(at, signature.given[at].dtype):
                 inputs[at] = sprinkled(rng, inputs[at], chosen)
         expected = _expected(rule, signature, inputs)
         ranged = (in_range(want, arg.dtype) for want, arg in zip(expected, signature.outputs, strict=True))
-        return DataSet(tuple(inputs), tuple(ranged), where, any_for_nan or rule.nan_may_vanish())
+        return DataSet(tuple(inputs), tuple(ranged), where, any_for_nan or rule.nan_may_vanish(), _kept(rule, inputs, expected))
 
     says = " where inputs hold zeros, tiny numbers" + ("" if ignores_nan else " and NaN")
     first = with_special(seed + 1, lambda _, dtype: (*nan, *small(dtype)), says, any_for_nan=False)
@@ -161,7 +196,7 @@ def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: boo
     is_large = sum(array.nbytes for array in (*first.inputs, *first.expected)) > MANY_BYTES
     if not is_large and all(has_infinity(arg.dtype) for arg in signature.outputs):
         says, most = " where inputs hold infinities and huge numbers", rule.largest_input()
-        limits = [min(most, REPEATED_HUGE) if max(arg.shape, default=0) > PERIOD else most for arg in signature.inputs]
+        limits = [min(most, REPEATED_HUGE) if max(arg.shape, default=0) > PERIOD else most for arg in signature.given]
 
         def infinite(at: int, dtype: str) -> tuple[float, ...]:
             # An infinite scale would multiply the sign of what rounding leaves of zero.

@@ -18,9 +18,9 @@ import tvm
 from tvm import rpc
 
 from kerneldecl.arrays import Array, finite_rms, relative_error
-from kerneldecl.model import Arg
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
-from kerneldecl.runners.verification import Call, poison_byte, verified
+from kerneldecl.runners.verification import Call, changed, poison_byte, verified
+from kerneldecl.signature import Arg
 from kerneldecl.timing import Protocol
 
 __all__ = ["confirm", "is_there", "measured_peaks", "prepare", "sample", "verify"]
@@ -46,7 +46,7 @@ class _OnBoard:
         self.kernels: dict[str, Any] = {}
         signature = data.signature
         self.args: tuple[Arg, ...] = (*signature.inputs, *signature.outputs)
-        likes: tuple[Array, ...] = (*data.inputs, *(np.empty(arg.shape, _numpy(arg.dtype)) for arg in signature.outputs))
+        likes: tuple[Array, ...] = (*data.inputs, *(np.empty(arg.shape, _numpy(arg.dtype)) for arg in signature.made))
         self._bytes = [like.nbytes for like in likes]
         self._dtypes = [like.dtype for like in likes]
         self._scales = data.all_scales([finite_rms(want) for want in data.expected])
@@ -62,7 +62,7 @@ class _OnBoard:
     def fill(self, call: Call) -> list[Array]:
         """Write inputs, poisoned outputs and guards to the board; return what was written."""
         written: list[Array] = []
-        values = [*self.data.sets[call.data].inputs, *self.data.signature.outputs]
+        values = [*self.data.sets[call.data].inputs, *self.data.signature.made]
         for held, size, value in zip(self._memory, self._bytes, values, strict=True):
             content = np.full(size + GUARD_BYTES, GUARD, np.uint8)
             content[:size] = poison_byte(call, value) if isinstance(value, Arg) else np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -76,7 +76,7 @@ class _OnBoard:
         kernel(*self.views)
         self._device.sync()
         read = [held.numpy() for held in self._memory]
-        inputs = len(self.data.inputs)
+        inputs = len(self.data.signature.inputs)
         for place, (arg, before, after) in enumerate(zip(self.args, written, read, strict=True)):
             role = "input" if place < inputs else "output"
             if (after[self._bytes[place] :] != GUARD).any():
@@ -87,7 +87,7 @@ class _OnBoard:
             content[:size].view(dtype).reshape(arg.shape)
             for content, size, dtype, arg in list(zip(read, self._bytes, self._dtypes, self.args, strict=True))[inputs:]
         ]
-        return ""
+        return changed(self.data.signature, self.data.sets[call.data], self._outputs)
 
     def error(self, call: Call) -> float:
         """Return the largest relative error of the outputs of the last call."""

@@ -9,11 +9,14 @@ the calls. So is one that keeps what it met in its first call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from kerneldecl.arrays import is_float
-from kerneldecl.model import Arg
-from kerneldecl.runners.reference_data import ReferenceData
+import numpy as np
+
+from kerneldecl.arrays import Array, is_float
+from kerneldecl.runners.reference_data import DataSet, ReferenceData
+from kerneldecl.signature import Arg, Signature
 
 NAN_BYTE, NEGATIVE_BYTE, LARGE_BYTE = 0xFF, 0xDA, 0x5A
 """Bytes that outputs are filled with. As floating-point numbers: NaN in each dtype, a large negative number, a large positive one."""
@@ -40,6 +43,17 @@ def calls_of(data: ReferenceData) -> list[Call]:
 def poison_byte(call: Call, arg: Arg) -> int:
     """Return the byte that an output is filled with: bits of NaN would be -1 in an integer, which a kernel may well compute."""
     return 0xA5 if call.poison == NAN_BYTE and not is_float(arg.dtype) else call.poison
+
+
+def changed(signature: Signature, each: DataSet, outputs: Sequence[Array]) -> str:
+    """Return what a call changed of its updated arguments that must stay as it is, as a phrase; `outputs` are what it left of them."""
+    before = each.inputs[len(signature.inputs) :]
+    for arg, was, got, kept in zip(signature.outputs, before, outputs, each.kept, strict=False):
+        wide = was.astype(np.float64), got.astype(np.float64)
+        differs = kept & (wide[0] != wide[1]) & ~(np.isnan(wide[0]) & np.isnan(wide[1]))
+        if count := int(differs.sum()):
+            return f"it changes {count} elements of {arg.name} that must stay as they are"
+    return ""
 
 
 class Bench(Protocol):

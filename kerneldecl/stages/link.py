@@ -14,6 +14,7 @@ from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.planning import published
 from kerneldecl.planning.action import Action
 from kerneldecl.planning.plan import EntryPlan, plan_link
+from kerneldecl.planning.rows import is_called
 from kerneldecl.planning.workspace import FILE
 from kerneldecl.stages.headers import header_of
 from kerneldecl.stages.session import Session, artifact_of, past_of
@@ -55,7 +56,7 @@ def _link_artifact(session: Session, action: Action, folder: Path, entries: list
     workspace, declaration = session.workspace, session.workspace.declaration
     _check_unpublished(session, action)
     session.ran.append(action)
-    tuned = [(e, e.lowered, e.tuned) for e in entries if e.lowered is not None and e.tuned is not None]
+    tuned = [(e, e.lowered, e.tuned) for e in entries if e.lowered is not None and e.tuned is not None and is_called(e)]
     parts = tuple(link.Part(e.workload, lowered, found, e.ranges, header_of(session, e)) for e, lowered, found in tuned)
     failed = (e for e in session.plan.entries if e.workload.target == action.target and e.entry in session.failures)
     linked = link.Linked(

@@ -24,6 +24,8 @@ from kerneldecl.tuning.task import Task, batches_of
 def choose_rows(session: Session) -> None:
     """Compare the kernels of each number of rows that is known at run time, at the numbers that are tuned and between them."""
     _fail_without_all(session)
+    if any(entry.workload.rows and entry.entry in session.failures for entry in session.plan.entries):
+        session.replan()  # the others are not to wait for what has failed
     waiting: dict[str, list[EntryPlan]] = {}
     for entry in session.entries:
         if (action := _action(entry)) and action.state is State.READY:
@@ -40,9 +42,11 @@ def _action(entry: EntryPlan) -> Action | None:
 
 
 def _fail_without_all(session: Session) -> None:
-    """Fail the entries of which another number of rows has failed: a range would have no kernel."""
+    """Fail the entries of which another declared number of rows has failed: a range would have no kernel."""
     failed = {
-        (e.workload.target, e.workload.rows.name): e.entry for e in session.plan.entries if e.workload.rows and e.entry in session.failures
+        (e.workload.target, e.workload.rows.name): e.entry
+        for e in session.plan.entries
+        if e.workload.rows and e.entry in session.failures and not e.workload.rows.is_between(dict(e.workload.attrs))
     }
     for entry in session.entries:
         if entry.workload.rows and (other := failed.get((entry.workload.target, entry.workload.rows.name))):

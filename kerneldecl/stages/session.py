@@ -6,9 +6,9 @@ Knows nothing of what the stages do, nor of their order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -144,7 +144,13 @@ class Session:
         return list(wanted.values())[::-1]
 
     def replan(self) -> None:
-        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked, is_wanted_again=self.is_wanted_again, interim=self.interim)
+        self.plan = make_plan(
+            self.workspace,
+            shows_ranked=self.shows_ranked,
+            is_wanted_again=self.is_wanted_again,
+            interim=self.interim,
+            failed=frozenset(self.failures),
+        )
 
     def is_wanted_again(self, entry: str, key: str) -> bool:
         """Say whether an entry is to be tuned again under a key, and was not yet."""
@@ -166,10 +172,11 @@ def make_plan(
     shows_ranked: bool = True,
     is_wanted_again: Wanted = lambda *_: False,
     interim: Mapping[str, Record] = MappingProxyType({}),
+    failed: Collection[str] = (),
 ) -> Plan:
     """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not.
 
-    `interim` are tune records that no store has.
+    `interim` are tune records that no store has, `failed` entries of which this build knows that they have no kernel.
     """
     declaration, store = workspace.declaration, workspace.store
 
@@ -178,7 +185,9 @@ def make_plan(
             return interim[record_key]
         return NEVER if kind == "rank" and not shows_ranked else store.read(kind, record_key, is_local=is_local)
 
-    return plan(declaration.workloads, workspace.inputs, read, past_of(workspace, is_wanted_again), artifact_of(declaration))
+    return plan(
+        declaration.workloads, workspace.inputs, read, replace(past_of(workspace, is_wanted_again), failed=failed), artifact_of(declaration)
+    )
 
 
 def artifact_of(declaration: Declaration) -> ArtifactOf:

@@ -149,7 +149,9 @@ def is_signature(value: object) -> bool:
     """Say whether a value has the inputs and outputs of a kernel in JSON."""
     if not isinstance(value, dict):
         return False
-    return all(isinstance(value.get(side), list) and all(map(is_argument, value[side])) for side in ("inputs", "outputs"))
+    sides = all(isinstance(value.get(side), list) and all(map(is_argument, value[side])) for side in ("inputs", "outputs"))
+    updated = value.get("updated", 0)
+    return sides and type(updated) is int and 0 <= updated <= len(value["outputs"])
 
 
 _WINNER: Mapping[str, Check] = {

@@ -18,16 +18,18 @@ OPENBLAS_READY = "kerneldecl_openblas_ready_1"
 OPENBLAS_GEMM = "kerneldecl_openblas_gemm_1"
 CUBLASLT_MATMUL = "kerneldecl_cublaslt_matmul_1"
 CUDNN_CONV2D = "kerneldecl_cudnn_conv2d_1"
+CUDNN_ATTENTION = "kerneldecl_cudnn_attention_1"
 CALLS: Mapping[str, tuple[Path, ...]] = MappingProxyType(
     {
         "__TVMBackendAllocWorkspace": (WORKSPACE_ALLOCATOR,),
         OPENBLAS_GEMM: (_FOLDER / "vendor" / "openblas.cpp",),
         CUBLASLT_MATMUL: (_FOLDER / "vendor" / "cublaslt.cpp", WORKSPACE_ALLOCATOR),
         CUDNN_CONV2D: (_FOLDER / "vendor" / "cudnn.cpp", WORKSPACE_ALLOCATOR),
+        CUDNN_ATTENTION: (_FOLDER / "vendor" / "cudnn_attention.cpp", WORKSPACE_ALLOCATOR),
     }
 )
 """The sources that each function needs. TVM's allocator is not replaced where no device's memory is allocated."""
-VENDOR_CALLS = frozenset({OPENBLAS_READY, OPENBLAS_GEMM, CUBLASLT_MATMUL, CUDNN_CONV2D})
+VENDOR_CALLS = frozenset({OPENBLAS_READY, OPENBLAS_GEMM, CUBLASLT_MATMUL, CUDNN_CONV2D, CUDNN_ATTENTION})
 """The functions that call a vendor's library."""
 
 

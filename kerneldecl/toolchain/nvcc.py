@@ -49,8 +49,13 @@ _ENTRY = re.compile(
 _RANK = re.compile(r"namespace cg = cooperative_groups;\s*return cg::this_thread_block\(\)\.thread_rank\(\);")
 """TVM's code for a thread's rank in its block."""
 _PLAIN_RANK = "return threadIdx.z * blockDim.y * blockDim.x + threadIdx.y * blockDim.x + threadIdx.x;"
-_SLOW_HEADERS = (("#include <cuda/barrier>", "cuda::"), ("#include <cooperative_groups.h>", "cooperative_groups"))
-"""Headers that TVM includes for TIRx and that take nvcc two seconds, each with the text by which a use is recognised."""
+_SLOW_HEADERS = (
+    ("#include <cuda/barrier>", "cuda::"),
+    ("#include <cooperative_groups.h>", "cooperative_groups"),
+    ("#include <mma.h>", "wmma"),
+)
+"""Headers that TVM includes, each with the text by which a use is recognised: those for TIRx take nvcc two seconds, mma.h a sixth of what a
+GEMM takes it."""
 _KERNEL = 'extern "C" __global__'
 _MADE_OF_EIGHT = re.compile(r"make_ulonglong4\((?:[^,();]|\([^()]*\))+(?:,(?:[^,();]|\([^()]*\))+){7}\)")
 _MAKE_EIGHT = """\

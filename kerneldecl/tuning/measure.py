@@ -73,6 +73,13 @@ class Preparation:
             raise self._error
         return self._answer
 
+    def defect(self) -> str:
+        """Return what inputs or reference fail with, as a candidate's failure; empty where they do not, or are made elsewhere."""
+        if self._is_elsewhere:
+            return ""
+        failure = self.answer().get("failure", "")
+        return f"{OF_THE_RULE}{failure}" if failure else ""
+
     def _run(self) -> None:
         try:
             self._answer = prepare(self._task, self._runner)
@@ -121,9 +128,8 @@ def timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: 
     if elsewhere := batches_of(runner):
         on_progress("racing", len(built), len(built), None)
         return elsewhere.measured("timed", task, built)
-    answer = preparation.answer()
-    if "failure" in answer:
-        return [replace(trial, failure=f"{OF_THE_RULE}{answer['failure']}") for trial in built]
+    if defect := preparation.defect():
+        return [replace(trial, failure=defect) for trial in built]
     passed, failed = _verified(task, built, runner, on_progress)
     on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
     return [*_raced(task, passed, runner), *failed]
@@ -136,7 +142,7 @@ def final(task: Task, timed: Sequence[Trial], preparation: Preparation, runner: 
     """
     if elsewhere := batches_of(runner):
         return elsewhere.measured("final", task, timed)
-    if "failure" in preparation.answer():
+    if preparation.defect():
         return list(timed)
     on_progress("racing", len(timed), len(timed), min(trial.run_secs for trial in timed))
     return _raced(task, [(replace(trial, samples=(), timings=()), trial.run_secs) for trial in timed], runner)
@@ -242,9 +248,8 @@ def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -
     if elsewhere := batches_of(runner):
         (judged_there,) = elsewhere.measured("verify", task, [trial])
         return judged_there
-    answer = preparation.answer()
-    if "failure" in answer:
-        return excluded(trial, f"{OF_THE_RULE}{answer['failure']}")
+    if defect := preparation.defect():
+        return excluded(trial, defect)
     verdict, _ = _verdict(task, trial, runner)
     return excluded(verdict, verdict.failure) if verdict.failure else verdict
 
@@ -293,6 +298,12 @@ def known(task: Task, code_digest: str, store: Store) -> Trial | None:
         failure=result["failure"],
     )
     return earlier.judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
+
+
+def has_judged(task: Task, store: Store) -> bool:
+    """Say whether the task's reference has judged a kernel before: its inputs and its reference can be made."""
+    records = store.all("measure", is_local=task.arch.is_detected)
+    return any(record.result.get("reference") == task.reference_digest for record in records)
 
 
 def _keep(task: Task, trial: Trial, store: Store) -> None:

@@ -20,7 +20,7 @@ from kerneldecl.tuning.earlier import is_by_machine, is_open
 from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.task import Task
 
-_OF_ANY_MEANS = frozenset({SPECIALIZE, "trace", "tvm_default", "library_matmul", "library_conv2d"})
+_OF_ANY_MEANS = frozenset({SPECIALIZE, "trace", "tvm_default", "library_matmul", "library_conv2d", "library_attention"})
 """Templates whose schedules use tensor cores or not, as others decide."""
 
 

@@ -55,14 +55,14 @@ class Chosen:
     """Numbers of rows at which results were compared with the reference."""
 
 
-def timed_rows(rows: Rows) -> list[int]:
-    """Return the numbers of rows at which kernels are timed: those that are tuned, the most, and odd ones between them."""
-    bounds = sorted({1, *rows.tuned, rows.upto})
+def timed_rows(tuned: Sequence[int], upto: int) -> list[int]:
+    """Return the numbers of rows at which kernels are timed: those of the kernels, the most, and odd ones where these are far apart."""
+    bounds = sorted({1, *tuned, upto})
     found = set(bounds)
     for low, high in itertools.pairwise(bounds):
         steps = round(math.log(high / low) / math.log(STEP))
         found |= {round(low * (high / low) ** (step / steps)) | 1 for step in range(1, steps)}
-    return sorted(number for number in found if number <= rows.upto)
+    return sorted(number for number in found if number <= upto)
 
 
 def by_tuned(kernels: Sequence[RowsKernel], rows: Rows) -> Chosen:
@@ -80,8 +80,9 @@ def choose(task: Task, kernels: Sequence[RowsKernel], rows: Rows, runner: Runner
     best: list[tuple[int, int]] = []
     secs: dict[int, dict[int, float]] = {}
     verified: set[int] = set()
-    for number in timed_rows(rows):
-        found = _timed(task, _competing(kernels, number), number, runner)
+    numbers = timed_rows([kernel.tuned for kernel in kernels], rows.upto)
+    for number, following in itertools.zip_longest(numbers, numbers[1:]):
+        found = _timed(task, _competing(kernels, number), number, runner, following)
         if isinstance(found, str):
             return found
         secs[number] = found
@@ -108,11 +109,16 @@ def _competing(kernels: Sequence[RowsKernel], number: int) -> list[RowsKernel]:
     return [*below[-NEIGHBOURS:], *above[:NEIGHBOURS]]
 
 
-def _timed(task: Task, kernels: Sequence[RowsKernel], number: int, runner: Runner) -> dict[int, float] | str:
-    """Return the seconds of a call with so many rows of each kernel that is right there; why none is, as a sentence."""
+def _timed(task: Task, kernels: Sequence[RowsKernel], number: int, runner: Runner, following: int | None = None) -> dict[int, float] | str:
+    """Return the seconds of a call with so many rows of each kernel that is right there; why none is, as a sentence.
+
+    While a GPU measures, the inputs and the reference of the number that follows are made.
+    """
     spec = _spec(task, number)
     if "failure" in (answer := runner.measure(task.measure_request("prepare", spec=spec), PREPARE_SECS)):
         return f"inputs or reference of {number} rows: {answer['failure']}"
+    if following and task.arch.gpu:
+        runner.measure(task.measure_request("prepare_next", spec=_spec(task, following)), PREPARE_SECS)
     first: dict[int, float] = {}
     failures: list[str] = []
     for kernel in kernels:

@@ -18,7 +18,7 @@ from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
-from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
+from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, has_judged, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
 from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task
 
@@ -78,8 +78,12 @@ def tuning(
         nonlocal pending, batches, broken
         batches += not is_second
         preparation = Preparation(task, runner, store, next_task)
-        if broken:
-            return [Trial(proposal.candidate, proposal.predicted_secs, failure=broken) for proposal in proposals]
+        may_fail = batches == 1 and not is_second and task.has_own_rule and not has_judged(task, store)
+        defect = broken or (preparation.defect() if may_fail else "")
+        if defect:
+            failed = [Trial(proposal.candidate, proposal.predicted_secs, failure=defect) for proposal in proposals]
+            broken = _of_the_rule(failed)
+            return failed
         if task.arch.gpu:
             preparation.start()  # its compilers take seconds, and so do the references of its large operators
         answers, pending = pending() if pending else None, None
@@ -193,8 +197,8 @@ def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, 
 
 def request_first(task: Task, runner: Runner) -> Answers | None:
     """Have built what is proposed first and not known, and return the answers to come; None where nothing is."""
-    if task.workload.budget or task.ended_by:
-        return None  # not all of them may be built
+    if task.workload.budget or task.ended_by or task.has_own_rule:
+        return None  # not all of them may be built, or none: its inputs or reference may fail
     first = next((part.first for part in _rounds(task)), ())
     unknown = [proposal for proposal in first if proposal.candidate not in task.known]
     return _requested(task, unknown, runner) if unknown else None

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from kerneldecl.limits import Limits
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
+from kerneldecl.plugins.find import is_own
 from kerneldecl.rows import rows_field
 from kerneldecl.runners.process import Answer, Answers
 from kerneldecl.serial import to_json, trial_to_json
@@ -143,6 +144,12 @@ class Task:
     def measured_spec(self) -> dict[str, Any]:
         """Return what a worker needs to know to verify and to time kernels of the workload."""
         return {**self.spec, **self.reference, "seed": self.seed}
+
+    @property
+    def has_own_rule(self) -> bool:
+        """Say whether inputs and reference come from a file of the user's, which may have mistakes."""
+        spec = self.measured_spec
+        return is_own("rules", Path(spec["root"]), spec["rule"])
 
     def measure_request(self, action: str, **fields: object) -> dict[str, Any]:
         return {"action": action, "device": self.arch.kind, "model": self.arch.model, **fields}

@@ -72,6 +72,7 @@ def test_calling_kernels_needs_tvms_runtime_alone(built_real: Space) -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_a_tvmscript_file_is_an_entry_like_any_other(real: Space) -> None:
     """Its path is relative to the workspace, wherever the command runs."""
     script = """\

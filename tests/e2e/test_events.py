@@ -38,6 +38,7 @@ def test_a_build_leaves_its_events_and_a_trace(space: Space) -> None:
     assert space.run_json("log", "last")["requests"] == told["requests"], "a build with nothing to do leaves the log of the one before"
 
 
+@pytest.mark.slow
 def test_spans_go_to_an_endpoint_of_opentelemetry(space: Space) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")

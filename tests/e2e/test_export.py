@@ -42,6 +42,7 @@ def test_a_program_calls_an_exported_entry(built: Space, tmp_path: Path) -> None
     assert (found == expected).all()
 
 
+@pytest.mark.slow
 def test_an_artifact_carries_headers_if_they_are_declared(built: Space, tmp_path: Path) -> None:
     """The same headers as of `export`; one that the store has lost is written again, and another declaration is another artifact."""
     space = built.copy_of(tmp_path / "headers", "cache", "dist", "workloads.lock")

@@ -121,6 +121,7 @@ def test_after_an_interrupt_the_next_build_goes_on(fresh: Space) -> None:
     assert all(path.read_bytes() == content for path, content in kept.items())
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_build_whose_worker_hangs(fresh: Space) -> None:
     """In code that never gives the interpreter back."""
     fresh.edit("templates/plain.py", "    sch = ", "    while True:\n        pass\n    sch = ")

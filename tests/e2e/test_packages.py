@@ -90,6 +90,7 @@ def test_the_kernels_of_hugging_face_load_it(made: Space) -> None:
     assert {name: found.files[name] for name in names} == dict(metadata.digest.files)
 
 
+@pytest.mark.slow
 def test_a_package_is_verified_and_timed_where_its_workspace_is_not(made: Space, tmp_path: Path) -> None:
     elsewhere = Space(tmp_path)
     for packed in (made.root / "mini.tar", next((made.root / "wheels").iterdir())):

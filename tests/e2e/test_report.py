@@ -55,10 +55,8 @@ def violations(page: Any) -> list[str]:
     return [f"{each['id']}: {[node['target'] for node in each['nodes']][:3]}" for each in found]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width"),
-    [("light", 1280), pytest.param("dark", 1280, marks=pytest.mark.slow), pytest.param("dark", 390, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("dark", 390)])
 def test_everybody_can_read_it_and_nothing_is_asked_for(browser: Any, report: Path, scheme: str, width: int) -> None:
     shown = show(browser, report, scheme=scheme, width=width)
     shown.page.click("#entries button:has-text('gemv_i4')")
@@ -69,6 +67,7 @@ def test_everybody_can_read_it_and_nothing_is_asked_for(browser: Any, report: Pa
     assert [url for url in shown.asked if not url.startswith("data:")] == [report.as_uri()]
 
 
+@pytest.mark.slow
 def test_keys_reach_every_dot_and_open_its_entry(browser: Any, report: Path) -> None:
     page = show(browser, report).page
     for _ in range(40):
@@ -89,6 +88,7 @@ def test_keys_reach_every_dot_and_open_its_entry(browser: Any, report: Path) -> 
     assert page.evaluate("document.activeElement.closest('tr').id") == second.removeprefix("#")
 
 
+@pytest.mark.slow
 def test_pointing_near_a_dot_says_whose_it_is(browser: Any, report: Path) -> None:
     page = show(browser, report).page
     box = page.locator("svg.dots a").first.bounding_box()
@@ -98,6 +98,7 @@ def test_pointing_near_a_dot_says_whose_it_is(browser: Any, report: Path) -> Non
     assert page.is_hidden("#tip")
 
 
+@pytest.mark.slow
 def test_entries_are_sorted_filtered_and_opened(browser: Any, report: Path) -> None:
     page = show(browser, report).page
     page.click("#entries thead th:nth-child(2) button")
@@ -117,6 +118,7 @@ def test_entries_are_sorted_filtered_and_opened(browser: Any, report: Path) -> N
     assert page.locator(".detail").count() == 0
 
 
+@pytest.mark.slow
 def test_paper_has_no_tools_and_dark_ink(browser: Any, report: Path) -> None:
     page = show(browser, report, scheme="dark").page
     page.emulate_media(media="print", color_scheme="dark")

@@ -77,6 +77,46 @@ def test_the_choice_is_recorded_and_made_once(built: Space) -> None:
     assert built.run("verify").stdout.count("ok ") == 2
 
 
+BETWEEN = GEMM.replace("tuned = [1, 16]", "tuned = [16, 48]")
+SELDOM = """\
+\"\"\"Owns proposals for GEMMs of other numbers of rows than 32.\"\"\"
+
+from kerneldecl.policies import cpu_matmul
+
+TEMPLATES = cpu_matmul.TEMPLATES
+KINDS = ("cpu",)
+
+
+def propose(space, arch, top_k):
+    return () if space.blocks[0].axes[0].extent == 32 else cpu_matmul.propose(space, arch, top_k)
+"""
+
+
+def test_numbers_between_the_declared_ones_have_kernels_of_their_own(tmp_path: Path) -> None:
+    """Two candidates each; of those that no call reaches the artifact has none, and norms get none at all."""
+    norm = BETWEEN.replace("gemm", "norm").replace("matmul", "softmax").replace("m = {", "shape = [{").replace(" }\n", " }, 64]\n", 1)
+    norm = "\n".join(line for line in norm.splitlines() if not line.startswith(("n =", "k =", "epilogue")))
+    space = Space(tmp_path).write({"workloads.toml": HEAD.replace("top_k = 2", "top_k = 3") + BETWEEN + norm})
+    space.run("build", "--jobs", "1")
+    entries = [planned.entry for planned in space.plan().entries]
+    assert "gemm[m=32of100]@host" in entries
+    assert [name for name in entries if name.startswith("norm")] == ["norm[shape=16of100x64]@host", "norm[shape=48of100x64]@host"]
+    manifest = json.loads((space.artifact() / "manifest.json").read_text(encoding="utf-8"))
+    family = next(family for family in manifest["rows"] if family["name"] == "gemm")
+    called = {each["tuned"] for each in family["table"]}
+    assert ("gemm[m=32of100]" in family["entries"]) == (32 in called)
+    assert {"gemm[m=16of100]", "gemm[m=48of100]"} <= {*family["entries"]}
+
+
+def test_a_number_between_that_has_no_kernel_is_done_without(tmp_path: Path) -> None:
+    declared = HEAD + BETWEEN + 'policy = "seldom"\n'
+    space = Space(tmp_path).write({"workloads.toml": declared, "policies/seldom.py": SELDOM})
+    assert "gemm[m=32of100]@host" in space.run("build", "--jobs", "1", code=1).stderr
+    gemm = kerneldecl.load(space.artifact())["gemm"]
+    a, b, bias = RNG.standard_normal((33, 64), np.float32), RNG.standard_normal((64, 48), np.float32), np.zeros(48, np.float32)
+    np.testing.assert_allclose(gemm(a, b, bias), np.maximum(a @ b, 0), rtol=1e-3, atol=1e-3)
+
+
 def test_a_model_of_dynamic_rows_calls_the_one_symbol(tmp_path: Path) -> None:
     import tvm
     from support.relax_functions import dynamic_mlp

@@ -25,12 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from emulation import host, ptx
 from emulation.instructions import UnknownInstructionError
+from kerneldecl.store.keys import digest
 from kerneldecl.toolchain import nvcc
 
 HERE = Path(__file__).parent
+COMPILED = HERE.parent.parent / "build" / "emulation"
+"""Of the models, by what they were compiled of."""
 # Indirect calls of the hooks before loads and stores, which machine.cpp defines; -O1 keeps g++ under two seconds, and with -Og
 # stores of values that are classes, such as __half, have no hooks.
 _FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-fno-tree-vectorize", "-fno-store-merging")
@@ -105,10 +109,20 @@ def _folder(owner: Any) -> Path:
 
 @functools.cache
 def _machine() -> Path:
-    """Return the compiled models, beside which is the compiled header that kernels include."""
-    folder = _folder(_machine)
-    _compile(["-std=c++20", "-O1", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(folder / "machine.o")])
-    _compile([*_FLAGS, *_HOOKS, f"-I{_headers()}", "-x", "c++-header", str(HERE / "machine.h"), "-o", str(folder / "machine.h.gch")])
+    """Return the compiled models, beside which is the compiled header that kernels include; processes and runs of tests share both."""
+    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+    sources = [(HERE / name).read_text(encoding="utf-8") for name in ("machine.h", "machine.cpp", "__init__.py")]
+    folder = COMPILED / digest(repr([version, str(_headers()), nvcc.compiler().version, *sources]).encode())[:16]
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    with FileLock(COMPILED / "lock"):
+        if not folder.is_dir():
+            for other in COMPILED.glob("*/"):
+                shutil.rmtree(other)
+            made = COMPILED / "being made"
+            made.mkdir()
+            _compile(["-std=c++20", "-O1", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(made / "machine.o")])
+            _compile([*_FLAGS, *_HOOKS, f"-I{_headers()}", "-x", "c++-header", str(HERE / "machine.h"), "-o", str(made / "machine.h.gch")])
+            made.rename(folder)
     return folder / "machine.o"
 
 

@@ -13,9 +13,9 @@ from support.repository import REPOSITORY
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.model import Arg
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.runners.cuda_device import device
+from kerneldecl.signature import Arg
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_elementwise
 from kerneldecl.toolchain.cuda_objects import link_cuda_library

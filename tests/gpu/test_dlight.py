@@ -17,8 +17,9 @@ from kerneldecl.artifact.kernels import kernel_of, load_library
 from kerneldecl.compiler.canonical import signature_of
 from kerneldecl.compiler.reference import expected_outputs, rounding
 from kerneldecl.dlight import CUDA, Config, DefaultPolicy, TensorCorePolicy, apply_and_build, get_tensorized_func_and_tags
-from kerneldecl.model import Arg, Candidate
+from kerneldecl.model import Candidate
 from kerneldecl.rule import dtype_tolerance
+from kerneldecl.signature import Arg
 
 pytestmark = pytest.mark.gpu
 

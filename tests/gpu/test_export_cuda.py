@@ -14,9 +14,10 @@ from support.exports import OF_EACH_KIND, entries, header, scheduled
 
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.model import Arg, dtype_bytes
+from kerneldecl.model import dtype_bytes
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.cuda_device import device
+from kerneldecl.signature import Arg
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
 

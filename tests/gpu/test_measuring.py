@@ -15,9 +15,9 @@ from support.gpu_additions import H200, SIZE, spec
 
 from kerneldecl.arrays import numpy_dtype, random_array, relative_error, row_scales
 from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
-from kerneldecl.model import Arg
 from kerneldecl.runners.cuda_checks.checks import DTYPES, Checks
 from kerneldecl.runners.cuda_device import device
+from kerneldecl.signature import Arg
 
 pytestmark = pytest.mark.gpu
 

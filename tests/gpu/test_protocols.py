@@ -18,10 +18,10 @@ from support.spaces import Space
 
 from kerneldecl.artifact import graph_starts
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
-from kerneldecl.model import Arg
 from kerneldecl.runners import cuda_device
 from kerneldecl.runners.cuda_device import device
 from kerneldecl.runners.neighbours import foreign, own
+from kerneldecl.signature import Arg
 from kerneldecl.timing import PROTOCOLS
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import pytest
 
 from kerneldecl.arrays import BLOCK_ELEMENTS, PERIOD, by_rows, distinct, numpy_dtype, random_array, repeated, widened
 from kerneldecl.hardware.blas_threads import one_thread, threads
-from kerneldecl.model import Arg
+from kerneldecl.signature import Arg
 
 
 def rng() -> np.random.Generator:

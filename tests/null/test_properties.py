@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerneldecl.hardware.host import detect
-from kerneldecl.model import Access, Arg, Axis, Block, Candidate, IterSpace, Signature, Trial, Value, dtype_bytes, frozen
+from kerneldecl.model import Access, Axis, Block, Candidate, IterSpace, Trial, Value, dtype_bytes, frozen
 from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json, trial_from_json, trial_to_json
+from kerneldecl.signature import Arg, Signature
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -43,10 +43,11 @@ def spaces(workloads: list[Workload]) -> dict[str, Any]:
 def proposals(workloads: list[Workload], arch: str, held: Mapping[str, Any]) -> Proposals:
     """Return what each policy for an arch proposes for each of its workloads."""
     found, of = {}, project.arch_named(arch)
+    asked = project.asked_policies(of.kind)
     for each in workloads:
         if arch in each.archs and each.text in held:
             space = project.space_from_json(held[each.text])
-            for policy in project.asked_policies(of.kind):
+            for policy in asked:
                 found[each.text, policy] = [Proposed(*one) for one in project.proposed(policy, space, of)]
     return found
 

@@ -29,7 +29,10 @@ NOT_FROZEN_POLICIES = {
 NOT_FROZEN_TEMPLATES = {
     "trace": "its parameter is a schedule of MetaSchedule's",
     "tvm_default": "schedules as TVM does",
-    **dict.fromkeys(("library_conv2d", "library_matmul"), "calls a vendor's library with what tests/tvm/templates/test_library.py expects"),
+    **dict.fromkeys(
+        ("library_attention", "library_conv2d", "library_matmul"),
+        "calls a vendor's library with what tests/tvm/templates/test_library.py expects",
+    ),
 }
 
 

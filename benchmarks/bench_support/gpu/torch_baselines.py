@@ -285,21 +285,61 @@ def _attention_decode_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines
 
 
 def _matmul_grouped_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
-    """Return torch's grouped GEMM, which is for bfloat16; with places for each group a batch of GEMMs of all of them."""
-    if attrs["dtype"] != "bfloat16" or attrs["out_dtype"] not in ("", "bfloat16"):
+    """Return torch's grouped GEMM, which is for bfloat16, and on CPUs a GEMM for each group; with places for each group all of them."""
+    if attrs["dtype"].startswith("float8") or attrs["out_dtype"] not in ("", attrs["dtype"]):
         return {}
 
     def weights(i: int) -> Tensor:
         return sets[i][1].mT if attrs["layout"] == "nt" else sets[i][1]
 
+    def each(i: int) -> Tensor:
+        out, begin = sets[i][-1].zero_(), 0
+        for group, size in enumerate(sets[i][-2].tolist()):
+            rows = (group, slice(size)) if attrs["masked"] else slice(begin, size)
+            torch.mm(sets[i][0][rows], weights(i)[group], out=out[rows])
+            begin = size
+        return out
+
+    found: dict[str, Call] = {} if sets[0][0].is_cuda else {"a GEMM each": each}
     if attrs["masked"]:
-        return {"bmm of all places": lambda i: torch.bmm(sets[i][0], weights(i), out=sets[i][-1])}
-    return {"_grouped_mm": lambda i: torch._grouped_mm(sets[i][0], weights(i), offs=sets[i][2])}  # noqa: SLF001  torch 2.11 has no other name
+        found["bmm of all places"] = lambda i: torch.bmm(sets[i][0], weights(i), out=sets[i][-1])
+    elif attrs["dtype"] == "bfloat16":
+        found["_grouped_mm"] = lambda i: torch._grouped_mm(sets[i][0], weights(i), offs=sets[i][2])  # noqa: SLF001  torch 2.11 has no other name
+    return found
+
+
+def _matmul_quantized_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's GEMM of weights that were dequantised before, and those of its own quantised ones that CPUs have."""
+    if sets[0][0].is_cuda or attrs["epilogue"] or attrs["zero_points"] or attrs["layout"] == "packed":
+        return {}
+    if attrs["weights"] == "int4" and attrs["scales"] == "group" and attrs["dtype"] in {"bfloat16", "float16"}:
+        return _int4_baselines(attrs, sets)
+    if attrs["weights"] == attrs["dtype"] == "int8" and attrs["scales"] == "column" and attrs["activation_scales"] == "token":
+        return {"int_mm, then scales": lambda i: _scaled_int_mm(*sets[i])}
+    return {}
+
+
+def _int4_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    pack, multiply = torch.ops.aten._convert_weight_to_int4pack_for_cpu, torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001
+    held = []
+    for a, packed, scale, _ in sets:
+        values = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1).int()
+        wide = ((values - 8).float() * scale.float().mT.repeat_interleave(attrs["group"], dim=1)).to(a.dtype)
+        held.append((a, wide, pack(values, 1), torch.stack([scale, torch.zeros_like(scale)], dim=-1).contiguous()))
+    return {
+        "dequantised before": lambda i: F.linear(held[i][0], held[i][1]),
+        "int4": lambda i: multiply(held[i][0], held[i][2], attrs["group"], held[i][3]),
+    }
+
+
+def _scaled_int_mm(a: Tensor, w: Tensor, scales: Tensor, of_rows: Tensor, out: Tensor) -> Tensor:
+    return torch.mul(torch._int_mm(a, w.mT) * scales, of_rows[:, None], out=out)  # noqa: SLF001  it has no other name
 
 
 _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "matmul": _matmul_baselines,
     "matmul_grouped": _matmul_grouped_baselines,
+    "matmul_quantized": _matmul_quantized_baselines,
     "gemv": _gemv_baselines,
     "gemv_i4": _gemv_i4_baselines,
     "conv2d": _conv2d_baselines,

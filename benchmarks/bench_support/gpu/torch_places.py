@@ -87,6 +87,21 @@ def pool2d(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     return found
 
 
+def adaptive_pool2d(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    is_first, size = attrs["layout"] == "nchw", (attrs["rows"], attrs["columns"])
+    pool = F.adaptive_max_pool2d if attrs["op"] == "max" else F.adaptive_avg_pool2d
+
+    def call(i: int) -> Tensor:
+        x = sets[i][0]
+        return pool(x, size) if is_first else pool(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
+
+    found: dict[str, Call] = {"pool": call}
+    if size == (1, 1):
+        reduce = torch.amax if attrs["op"] == "max" else torch.mean
+        found["reduction"] = lambda i: reduce(sets[i][0], (2, 3) if is_first else (1, 2), keepdim=True)
+    return found
+
+
 def resize2d(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     is_first, size = attrs["layout"] == "nchw", (attrs["rows"], attrs["columns"])
     kinds = {("nearest", "asymmetric"): "nearest", ("nearest", "half_pixel"): "nearest-exact"}
@@ -134,6 +149,7 @@ PLACES: Mapping[str, Make] = {
     "conv3d": convolution,
     "conv2d_transpose": transposed,
     "pool2d": pool2d,
+    "adaptive_pool2d": adaptive_pool2d,
     "resize2d": resize2d,
     "pad": pad,
     "scatter_add": scatter_add,

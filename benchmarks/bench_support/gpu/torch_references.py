@@ -50,18 +50,20 @@ def dtype_of(arg: Arg) -> Any:
     return getattr(torch, arg.dtype)
 
 
-def _tensor(array: Any) -> Tensor:
-    """Return an array as a tensor, also of bfloat16, which NumPy has of ml_dtypes."""
-    is_bfloat16 = array.dtype.name == "bfloat16"
-    found = torch.from_numpy(np.ascontiguousarray(array.view(np.int16) if is_bfloat16 else array))
-    return found.view(torch.bfloat16) if is_bfloat16 else found
+def tensor_of(array: Any) -> Tensor:
+    """Return an array as a tensor, also of dtypes that NumPy has of ml_dtypes."""
+    name = array.dtype.name
+    if name != "bfloat16" and not name.startswith("float8"):
+        return torch.from_numpy(np.ascontiguousarray(array))
+    bits = array.view(np.int16 if name == "bfloat16" else np.int8)
+    return torch.from_numpy(np.ascontiguousarray(bits)).view(getattr(torch, name))
 
 
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
     """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
-    if rule_name in PLACES:
-        return [_tensor(array).to(device) for array in rule.inputs(np.random.default_rng(0))]
+    if rule_name in PLACES or (device == "cpu" and rule_name == "matmul_quantized"):
+        return [tensor_of(array).to(device) for array in rule.inputs(np.random.default_rng(0))]
     scaled = {"matmul": 1, "matmul_gated": 1, "matmul_grouped": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]

@@ -22,6 +22,7 @@ LLAMA_3_8B = {
     "num_hidden_layers": 1,
     "vocab_size": 1024,  # the block is compared, not the embedding
 }
+LLAMA_2_7B = LLAMA_3_8B | {"intermediate_size": 11008, "num_key_value_heads": 32}
 
 
 @dataclass(frozen=True)
@@ -149,13 +150,13 @@ def _bert(batch: int, tokens: int, **sizes: int) -> Made:
     return First(encoder, "hidden_states"), (torch.randn(batch, tokens, sizes["hidden_size"]),)
 
 
-def _llama(tokens: int) -> Made:
+def _llama(tokens: int, **sizes: int) -> Made:
     torchvision_models()
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
-    model = LlamaModel(LlamaConfig(**LLAMA_3_8B, use_cache=False, attn_implementation="sdpa")).eval()
-    return First(model, "inputs_embeds"), (torch.randn(1, tokens, LLAMA_3_8B["hidden_size"]),)
+    model = LlamaModel(LlamaConfig(**sizes, use_cache=False, attn_implementation="sdpa")).eval()
+    return First(model, "inputs_embeds"), (torch.randn(1, tokens, sizes["hidden_size"]),)
 
 
 def llama_decoding(past: int, **sizes: int) -> Made:
@@ -205,8 +206,9 @@ EXAMPLES: tuple[Example, ...] = (
     Example("bert_large.b8.s384", lambda: _bert(8, 384, **BERT_LARGE)),
     Example("llama3_8b.block.decode2047", lambda: llama_decoding(2047, **LLAMA_3_8B)),
     Example("llama3_8b.block.step2047", lambda: llama_step(2047, **LLAMA_3_8B)),
-    Example("llama3_8b.block.s512", lambda: _llama(512)),
-    Example("llama3_8b.block.s2048", lambda: _llama(2048)),
+    Example("llama3_8b.block.s512", lambda: _llama(512, **LLAMA_3_8B)),
+    Example("llama3_8b.block.s2048", lambda: _llama(2048, **LLAMA_3_8B)),
+    Example("llama2_7b.block.s512", lambda: _llama(512, **LLAMA_2_7B)),
 )
 
 

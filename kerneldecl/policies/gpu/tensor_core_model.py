@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS
+from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.tensor_cores import shape_of
 from kerneldecl.model import Gpu
+from kerneldecl.policies.gpu.time_model import launch_secs
 
 MMA_SYNC_SHARE = 0.62
 """Fraction of the tensor cores' rate that mma.sync reaches on a GPU that also has wgmma, which alone feeds them in full
@@ -37,9 +38,6 @@ MMA_LATENCY_CYCLES = 35.0
 """Cycles from an mma.sync to the next one that adds to the same accumulators."""
 EDGE_CYCLES = 1300.0
 """Cycles in which a block computes nothing yet or no more: its launch, its first k-tile, its last results' way."""
-PDL_LAUNCH_SECS = 4e-7
-"""Seconds to launch a kernel by programmatic dependent launch, while the preceding kernel ends: a softmax of 128 x 10 takes 1.04 us on an
-H200, most of it the latency of memory."""
 STORED_BYTES_PER_CYCLE = 12.0
 """Bytes of results that leave an SM in a cycle while all SMs store, measured on an H200; without an epilogue through shared memory lanes
 store half of what L2 takes at once."""
@@ -139,8 +137,7 @@ def min_sm_secs(gpu: Gpu, grid: Grid, k_tile: KTile) -> float:
 
 def start_secs(gpu: Gpu) -> float:
     """Return what a kernel takes besides its SMs' work: launch, the first k-tile's arrival, the last results' way."""
-    launch = PDL_LAUNCH_SECS if gpu.compute_capability >= FIRST_PDL_CAPABILITY else gpu.launch_secs
-    return launch + EDGE_CYCLES / (gpu.clock_hz * SUSTAINED_CLOCK)
+    return launch_secs(gpu) + EDGE_CYCLES / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def overlapped_fraction(rows: int, columns: int, held: int) -> float:

@@ -36,6 +36,12 @@ def is_elementwise(space: IterSpace) -> bool:
     return not any(block.is_reduction for block in space.blocks) and len(space.outputs) == len(space.blocks[-1].writes) == 1
 
 
+def writes_at_data(space: IterSpace) -> bool:
+    """Say whether a function is one block without reduction that writes its outputs at places that other arguments tell."""
+    block = space.blocks[-1]
+    return len(space.blocks) == 1 and not block.is_reduction and all(None in write.index for write in block.writes)
+
+
 def axes_of(access: Access) -> set[int]:
     """Return the axes that occur in an operand's affine indices."""
     return {axis for index in access.index for axis, _ in index or ()}

@@ -63,12 +63,12 @@ def kept(value: Any) -> Any:
     return load(name, (0,), lanes)
 
 
-def variable(count: int) -> Any:
-    """Return a variable of so many float32, which LLVM keeps in registers where indices are constants.
+def variable(count: int, dtype: str = "float32") -> Any:
+    """Return a variable of so many elements, which LLVM keeps in registers where indices are constants.
 
     TVM puts less than 1 KiB of scope "global" on the stack; all else comes from the heap, where it stays.
     """
-    return T.alloc_buffer((count,), "float32")
+    return T.alloc_buffer((count,), dtype)
 
 
 def spread(value: Any, lanes: int) -> Any:

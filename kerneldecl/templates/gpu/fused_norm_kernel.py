@@ -112,7 +112,7 @@ def _load(thread, source, place, held):
 @T.inline
 def _add_residual(thread, held, residual, values):
     """Widen a thread's elements; with a residual, add it, round, and store the sums."""
-    kernel, width, dtype = T.meta_var((thread.kernel, thread.kernel.params.width, thread.kernel.spec.dtype))
+    kernel, width = T.meta_var((thread.kernel, thread.kernel.params.width))
     for s in T.unroll(kernel.steps):
         for w in T.unroll(width):
             values[s * width + w] = T.float32(0)
@@ -120,7 +120,7 @@ def _add_residual(thread, held, residual, values):
             if thread.args.residual is not None:
                 for w in T.unroll(width):
                     at = T.meta_var(s * width + w)
-                    held[at] = T.cast(T.cast(held[at], "float32") + T.cast(residual[at], "float32"), dtype)
+                    held[at] = held[at] + residual[at]
                 for w in T.vectorized(width):
                     thread.args.added[thread.offset(s) + w] = held[s * width + w]
             for w in T.unroll(width):
@@ -132,25 +132,47 @@ def _merged(one: Any, other: Any, *, is_sum: bool) -> Any:
 
 
 @T.inline
-def _over_lanes(value, is_sum):
-    """Combine a register over the lanes of a warp, which all get the result."""
-    for bit in T.unroll(5):
+def _over_lanes(value, lanes, is_sum):
+    """Combine a register over groups of so many neighbouring lanes, a power of two, which all get the result."""
+    for bit in T.unroll(lanes.bit_length() - 1):
         value[0] = _merged(value[0], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), value[0], 1 << bit, 32, 32), is_sum=is_sum)
+
+
+@T.inline
+def _over_warps(thread, value, cells, statistic, is_sum):
+    """Combine what a row's warps have left in shared memory: groups of lanes read all of it."""
+    warps, lanes = T.meta_var((thread.kernel.warps, 1 << (thread.kernel.warps - 1).bit_length()))
+    value[0] = T.float32(0)
+    if thread.lane % lanes < warps:
+        value[0] = cells[statistic, thread.slot, thread.lane % lanes]
+    _over_lanes(value, lanes, is_sum)
 
 
 @T.inline
 def _over_row(thread, value, cells, statistic, is_sum):
     """Combine a register over the threads of a row, which all get the result: sums or, of what is not negative, maxima."""
     kernel = T.meta_var(thread.kernel)
-    _over_lanes(value, is_sum)
+    _over_lanes(value, WARP_LANES, is_sum)
     if kernel.warps > 1:
         if thread.lane == 0:
             cells[statistic, thread.slot, thread.warp] = value[0]
         T.cuda.cta_sync()
-        value[0] = T.float32(0)
-        if thread.lane < kernel.warps:
-            value[0] = cells[statistic, thread.slot, thread.lane]
-        _over_lanes(value, is_sum)
+        _over_warps(thread, value, cells, statistic, is_sum)
+
+
+@T.inline
+def _sum_and_largest(thread, total, largest, cells):
+    """Combine a sum and a maximum over the threads of a row, in one exchange."""
+    kernel = T.meta_var(thread.kernel)
+    _over_lanes(total, WARP_LANES, True)
+    _over_lanes(largest, WARP_LANES, False)
+    if kernel.warps > 1:
+        if thread.lane == 0:
+            cells[0, thread.slot, thread.warp] = total[0]
+            cells[1, thread.slot, thread.warp] = largest[0]
+        T.cuda.cta_sync()
+        _over_warps(thread, total, cells, 0, True)
+        _over_warps(thread, largest, cells, 1, False)
 
 
 @T.inline
@@ -193,6 +215,31 @@ def _normalize(thread, values, weights, cells):
 
 
 @T.inline
+def _quantize_rms(thread, values, gamma, cells, factor):
+    """Multiply a thread's elements by gamma, and find by what they are then quantised: a row's norm and its largest product together.
+
+    The norm multiplies all of a row's products alike, so that it is left out of them and of their largest.
+    """
+    kernel, width, limit = T.meta_var((thread.kernel, thread.kernel.params.width, LIMITS[thread.kernel.spec.out_dtype]))
+    total = T.alloc_local((1,), "float32")
+    largest = T.alloc_local((1,), "float32")
+    largest[0] = T.float32(0)
+    _square_sum(thread, values, T.float32(0), total)
+    for s in T.unroll(kernel.steps):
+        if thread.has(s):
+            for w in T.unroll(width):
+                at = T.meta_var(s * width + w)
+                values[at] = values[at] * T.cast(gamma[at], "float32")
+                largest[0] = T.max(largest[0], T.fabs(values[at]))
+    _sum_and_largest(thread, total, largest, cells)
+    inverse_rms: T.float32 = T.rsqrt(total[0] * T.float32(1 / kernel.sizes.columns) + T.float32(kernel.spec.eps))
+    largest[0] = T.max(largest[0] * inverse_rms, T.float32(LEAST_LARGEST))
+    factor[0] = T.float32(limit) / largest[0] * inverse_rms
+    if thread.place == 0:
+        thread.args.scale[thread.row] = largest[0] * T.float32(1 / limit)
+
+
+@T.inline
 def _find_scale(thread, values, cells, factor):
     """Find what a row is multiplied by to be quantised, and have one thread store its inverse."""
     kernel, limit = T.meta_var((thread.kernel, LIMITS[thread.kernel.spec.out_dtype]))
@@ -211,15 +258,18 @@ def _find_scale(thread, values, cells, factor):
 def _store(thread, values, factor):
     """Round a thread's results and store them."""
     kernel, width, dtype = T.meta_var((thread.kernel, thread.kernel.params.width, thread.kernel.spec.out_dtype))
+    packed = T.meta_var(math.gcd(width, 4))
     out = T.alloc_local((width,), dtype)
     for s in T.unroll(kernel.steps):
         if thread.has(s):
-            for w in T.unroll(width):
-                if kernel.sizes.is_quantized:
-                    value = T.meta_var(values[s * width + w] * factor[0])
-                    out[w] = T.cast(T.nearbyint(value) if dtype == "int8" else value, dtype)
-                else:
-                    out[w] = T.cast(values[s * width + w], dtype)
+            for group in T.unroll(width // packed):
+                for w in T.vectorized(packed):
+                    at = T.meta_var(group * packed + w)
+                    if kernel.sizes.is_quantized:
+                        value = T.meta_var(values[s * width + at] * factor[0])
+                        out[at] = T.cast(T.nearbyint(value) if dtype == "int8" else value, dtype)
+                    else:
+                        out[at] = T.cast(values[s * width + at], dtype)
             for w in T.vectorized(width):
                 thread.args.y[thread.offset(s) + w] = out[w]
 
@@ -242,9 +292,12 @@ def _compute(thread, cells):
     _load(thread, args.gamma, thread.column, gamma)
     _load(thread, args.beta, thread.column, beta)
     _add_residual(thread, held, residual, values)
-    _normalize(thread, values, (gamma, beta), cells)
-    if kernel.sizes.is_quantized:
-        _find_scale(thread, values, cells, factor)
+    if kernel.sizes.is_quantized and spec.kind == "rms_norm":
+        _quantize_rms(thread, values, gamma, cells, factor)
+    else:
+        _normalize(thread, values, (gamma, beta), cells)
+        if kernel.sizes.is_quantized:
+            _find_scale(thread, values, cells, factor)
     _store(thread, values, factor)
 
 

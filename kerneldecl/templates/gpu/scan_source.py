@@ -42,12 +42,49 @@ __device__ __forceinline__ Sum before_me(Sum own, Sum* cells, int thread, Sum& a
   Sum back = __shfl_up_sync(0xffffffffu, upto, 1);
   return (warp ? base : Sum(0)) + (lane ? back : Sum(0));
 }
+// For each vector of this thread, return the sum of all before it in `before`, and leave the sum of all in `all`.
+__device__ __forceinline__ void before_each(const Sum (&own)[U], Sum (&before)[U], Sum* cells, int thread, Sum& all) {
+  int lane = thread % 32, warp = thread / 32;
+  Sum upto[U], of_warp = 0;
+  #pragma unroll
+  for (int u = 0; u < U; u++) upto[u] = own[u];
+  #pragma unroll
+  for (int by = 1; by < 32; by *= 2) {
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+      Sum other = __shfl_up_sync(0xffffffffu, upto[u], by);
+      if (lane >= by) upto[u] += other;
+    }
+  }
+  #pragma unroll
+  for (int u = 0; u < U; u++) {
+    Sum back = __shfl_up_sync(0xffffffffu, upto[u], 1);
+    before[u] = of_warp + (lane ? back : Sum(0));
+    of_warp += __shfl_sync(0xffffffffu, upto[u], 31);
+  }
+  if (lane == 31) cells[warp] = of_warp;
+  __syncthreads();
+  Sum warps = lane < T / 32 ? cells[lane] : Sum(0);
+  #pragma unroll
+  for (int by = 1; by < T / 32; by *= 2) {
+    Sum other = __shfl_up_sync(0xffffffffu, warps, by);
+    if (lane >= by) warps += other;
+  }
+  Sum base = __shfl_sync(0xffffffffu, warps, (warp + 31) % 32);
+  all = __shfl_sync(0xffffffffu, warps, T / 32 - 1);
+  #pragma unroll
+  for (int u = 0; u < U; u++) before[u] += warp ? base : Sum(0);
+}
 // Where the `at`-th vector in the order of addition begins.
 __device__ __forceinline__ long long place(long long at) { return REVERSE ? N - at - W : at; }
+// Where a thread's vector is: a warp has U times 32 neighbouring vectors, so that each of its accesses is to whole lines.
+__device__ __forceinline__ long long mine(long long first, int thread, int u) {
+  return first + (long long)((thread / 32 * U + u) * 32 + thread % 32) * W;
+}
 __device__ __forceinline__ void load(const Item* row, long long first, int thread, Access (&held)[U]) {
   #pragma unroll
   for (int u = 0; u < U; u++) {
-    long long at = first + (long long)(thread * U + u) * W;
+    long long at = mine(first, thread, u);
     if (at < N) held[u] = *reinterpret_cast<const Access*>(row + place(at));
   }
 }
@@ -58,13 +95,17 @@ __device__ __forceinline__ Sum value(const Access& held, int w) {
 __device__ __forceinline__ void sums_of(const Item* __restrict__ x, Sum* __restrict__ sums, Sum* cells, int block, int thread) {
   long long row = block / P, part = block % P, end = (part + 1) * PART;
   Sum total = 0;
-  #pragma unroll 4
-  for (long long at = part * PART + thread * W; at < end; at += T * W) {
-    if (at < N) {
-      Access held = *reinterpret_cast<const Access*>(x + row * N + place(at));
-      #pragma unroll
-      for (int w = 0; w < W; w++) total += value(held, w);
+  for (long long first = part * PART + thread * W; first < end; first += 4LL * T * W) {
+    Access held[4] = {};
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {
+      long long at = first + (long long)i * T * W;
+      if (at < end && at < N) held[i] = *reinterpret_cast<const Access*>(x + row * N + place(at));
     }
+    #pragma unroll
+    for (int i = 0; i < 4; i++)
+      #pragma unroll
+      for (int w = 0; w < W; w++) total += value(held[i], w);
   }
   Sum all;
   before_me(total, cells, thread, all);
@@ -88,20 +129,21 @@ __device__ __forceinline__ void scan_of(const Item* __restrict__ x, const Sum* _
   int turn = 0;
   for (long long first = part * PART; first < end; first += T * W * U, turn ^= 1) {
     load(from, first + T * W * U, thread, next);
-    Sum own = 0;
+    Sum own[U] = {}, before_it[U], all;
     #pragma unroll
     for (int u = 0; u < U; u++) {
-      if (first + (long long)(thread * U + u) * W < N) {
+      if (mine(first, thread, u) < N) {
         #pragma unroll
-        for (int w = 0; w < W; w++) own += value(held[u], w);
+        for (int w = 0; w < W; w++) own[u] += value(held[u], w);
       }
     }
-    Sum all, running = carry + before_me(own, cells + turn * 32, thread, all);
+    before_each(own, before_it, cells + turn * 32, thread, all);
     #pragma unroll
     for (int u = 0; u < U; u++) {
-      long long at = first + (long long)(thread * U + u) * W;
+      long long at = mine(first, thread, u);
       if (at < N) {
         Access out;
+        Sum running = carry + before_it[u];
         #pragma unroll
         for (int w = 0; w < W; w++) {
           Sum before = running;

@@ -71,11 +71,12 @@ def run_dequantised(consumer, k_tiles):
             _multiply_dequantised(second._replace(part=1), no)
             consumer.state.advance()
     else:
+        if k_tiles % 2 == 1:
+            # First, so that pairs begin with the second set under way, as they end: ptxas serialises MMAs behind a last one.
+            _start_k_tile(second, tirx.const(True, "bool"))
+            consumer.state.advance()
         for pair in T.serial(k_tiles // 2):
-            _start_k_tile(consumer, pair == 0)
+            _start_k_tile(consumer, no if k_tiles % 2 == 1 else pair == 0)
             consumer.state.advance()
             _start_k_tile(second, no)
-            consumer.state.advance()
-        if k_tiles % 2 == 1:
-            _start_k_tile(consumer, tirx.const(k_tiles == 1, "bool"))
             consumer.state.advance()

@@ -6,6 +6,7 @@ Knows nothing of shells' own code.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,57 @@ def test_bash_completes_words_that_hold_colons_and_ats(space: Space, typed: str,
     )
     done = subprocess.run(["bash", "-c", script], cwd=space.root, env=clean_environment(), capture_output=True, text=True, check=True)
     assert line.removesuffix(cut) + done.stdout.rstrip("\n") == f"kerneldecl {completed}", done.stderr
+
+
+_TYPED = [
+    ("sho", ["show"]),
+    ("show sma", ["small", "small@box"]),
+    ("query rule:", ["rule:lookup", "rule:scale"]),
+    ("rules loo", ["lookup"]),
+]
+
+
+def _program(folder: Path) -> dict[str, str]:
+    """Return the environment of a shell whose path has `kerneldecl`, which is this one."""
+    program = folder / "kerneldecl"
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.argv[0] = 'kerneldecl'\nfrom kerneldecl.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    environment = clean_environment()
+    return environment | {"PATH": f"{folder}:{environment['PATH']}", "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+@pytest.mark.parametrize(("typed", "offered"), _TYPED)
+def test_fish_offers_what_a_word_may_become(space: Space, tmp_path: Path, typed: str, offered: list[str]) -> None:
+    script = f"kerneldecl completion fish | source; complete -C 'kerneldecl {typed}'"
+    done = subprocess.run(
+        ["fish", "-c", script], cwd=space.root, env=_program(tmp_path), capture_output=True, text=True, check=True, timeout=60
+    )
+    assert sorted(line.partition("\t")[0] for line in done.stdout.splitlines()) == offered, done.stderr
+
+
+_ZSH = """\
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'PS1=; autoload -Uz compinit; compinit -u; eval "$(kerneldecl completion zsh)"'
+zpty -w shell 'compadd() { builtin compadd -O offered "$@"; print -rl -- "offered ${^offered[@]}" > offered; builtin compadd "$@" }'
+zpty -w shell 'print rea''dy'
+zpty -r shell line '*ready*'
+zpty -n -w shell "kerneldecl $TYPED"$'\\t'
+for turn in {1..300}; do [[ -s offered ]] && break; sleep 0.1; done
+sleep 0.2
+cat offered
+"""
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+@pytest.mark.parametrize(("typed", "offered"), _TYPED)
+def test_zsh_offers_what_a_word_may_become(space: Space, tmp_path: Path, typed: str, offered: list[str]) -> None:
+    environment = _program(tmp_path) | {"TYPED": typed}
+    done = subprocess.run(
+        ["zsh", "-f", "-c", _ZSH], cwd=space.root, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert sorted(line.removeprefix("offered ") for line in done.stdout.splitlines()) == offered, done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

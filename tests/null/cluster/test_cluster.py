@@ -184,6 +184,7 @@ def test_paths_of_a_request_lead_to_the_workers_folders() -> None:
     assert moved_text("rules/a.py: /node/sources/x is missing", {"/node/sources": "/src"}) == "rules/a.py: /src/x is missing"
 
 
+@pytest.mark.slow
 def test_likeness_names_what_differs() -> None:
     assert not why_unlike(likeness())
     assert why_unlike({**likeness(), "apache-tvm": "0.1"}) == f"apache-tvm is {likeness()['apache-tvm']}, not 0.1"

@@ -18,8 +18,17 @@ from support.thinned import every
 import kerneldecl
 from kerneldecl.model import Access, Block, Candidate, IterSpace
 from kerneldecl.plugins.load import load_arch
-from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_window
-from kerneldecl.policies.gpu.time_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
+from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_split_rows, gpu_window
+from kerneldecl.policies.gpu.time_model import (
+    Work,
+    access_widths,
+    busiest_share,
+    launch_secs,
+    load_rounds,
+    occupancy,
+    predicted_secs,
+    waves,
+)
 
 STANDARD = Path(kerneldecl.__file__).parent / "archs"
 GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := load_arch(STANDARD, file.stem)).gpu}
@@ -163,3 +172,33 @@ def test_time_is_that_of_the_slowest_roof_and_the_launch() -> None:
 @pytest.mark.parametrize(("extent", "element", "want"), [(1024, 2, [8, 4]), (10, 2, [2, 1]), (7, 4, [1]), (64, 1, [16, 8]), (4, 8, [2, 1])])
 def test_widths_divide_the_extent_and_fit_16_bytes(extent: int, element: int, want: list[int]) -> None:
     assert access_widths(extent, element) == want
+
+
+@pytest.mark.parametrize(
+    ("loads", "access_bytes", "bounded_turns", "want"),
+    [(4, 16, 0, 1), (16, 16, 0, 4), (16, 2, 0, 1), (32, 2, 0, 2), (24, 2, 6, 2), (47, 2, 12, 12), (185, 2, 47, 47), (0, 2, 0, 1)],
+)
+def test_threads_wait_as_often_as_the_sass_of_such_loops_does(loads: int, access_bytes: int, bounded_turns: int, want: int) -> None:
+    assert load_rounds(loads, access_bytes, bounded_turns) == want
+
+
+def test_odd_rows_of_a_gemv_have_enough_threads_for_few_loads_each() -> None:
+    first = dict(gpu_gemv.propose(gemv(457, 1673), H200, 20)[0].candidate.params)
+    assert first["width"] == 1
+    assert int(first["threads"]) >= 256
+
+
+def test_short_odd_rows_share_a_warp() -> None:
+    first = dict(gpu_reduce.propose(row_sum(86604, 61), H200, 20)[0].candidate.params)
+    assert (first["threads"], first["width"]) == (8, 1)
+
+
+def test_long_odd_rows_are_read_in_aligned_vectors_first() -> None:
+    first = gpu_split_rows.propose(row_sum(152, 188661), H200, 20)[0].candidate
+    assert (first.template, dict(first.params)["width"]) == ("gpu_split_rows", 8)
+
+
+def test_launches_are_early_where_gpus_have_programmatic_dependent_launch() -> None:
+    ampere = GPUS["a100-80gb"].the_gpu
+    assert launch_secs(H200.the_gpu) < H200.the_gpu.launch_secs
+    assert launch_secs(ampere) == ampere.launch_secs

@@ -129,6 +129,7 @@ def with_rounded_powers(made: Any, inputs: list[Array], *, own: int = 0) -> Arra
     return out.astype(dtype)
 
 
+@pytest.mark.slow
 def test_rounded_powers_pass_in_rows_of_few_keys_too() -> None:
     """Values of few keys cancel, and leave an error that is large beside the mean of all results, which are means of many keys."""
     made = rule(batch=1, heads=6, kv_heads=3, queries=1500, head_dim=128, causal=True, dtype="bfloat16")

@@ -16,10 +16,10 @@ from support.repository import REPOSITORY
 from support.spaces import clean_environment
 
 from kerneldecl.arrays import ALIGNMENT_BYTES, PERIOD, aligned, random_array, relative_error
-from kerneldecl.model import Arg
 from kerneldecl.plugins.find import plugin_file, plugin_names
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule, dtype_tolerance
+from kerneldecl.signature import Arg
 
 ROOT = REPOSITORY
 NAMES = plugin_names("rules", ROOT)

@@ -16,8 +16,8 @@ import pytest
 
 from kerneldecl.arrays import Array, numpy_dtype, poisoned, random_array, relative_error, row_scales
 from kerneldecl.errors import ToolchainError
-from kerneldecl.model import Arg
 from kerneldecl.runners.cuda_checks.checks import DTYPES, PTX
+from kerneldecl.signature import Arg
 from kerneldecl.store.keys import digest
 from kerneldecl.toolchain import cxx, nvcc
 

@@ -14,9 +14,9 @@ from ml_dtypes import finfo
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import PERIOD, distinct, numpy_dtype, repeated
-from kerneldecl.model import Signature
 from kerneldecl.runners.reference_data import DataSet, ReferenceData, make_reference_data
 from kerneldecl.runners.special_values import in_range, large, small, sprinkled
+from kerneldecl.signature import Signature
 
 RULE = """
 import numpy as np
@@ -97,6 +97,10 @@ def test_where_nan_of_one_operand_is_everywhere_another_set_has_it_in_the_larges
         ({"reference": "return z"}, "reference() returns its input Z as output Y"),
         ({"reference": "return x.copy()"}, "reference() returns its input X as output Y"),
         ({"reference": "return x * np.float32(np.nan)"}, "reference() gives NaN everywhere in output Y"),
+        ({"reference": "return (x + z)[1:]"}, "reference() returns [39, 30] for Y, expected [40, 30], as signature() has it"),
+        ({"reference": "return x + z, x"}, "reference() returns 2 arrays, expected 1, those of signature().outputs"),
+        ({"inputs": "return [rng.standard_normal((3, 4))]"}, "inputs() returns 1 arrays, expected 2, those of signature().inputs"),
+        ({"inputs": "return [rng.standard_normal((3, 4))] * 2"}, "inputs() returns [3, 4] for X, expected [40, 30], as signature() has it"),
     ],
     ids=str,
 )

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from kerneldecl.model import Signature
 from kerneldecl.runners import reference_data
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
+from kerneldecl.signature import Signature
 
 
 @pytest.fixture

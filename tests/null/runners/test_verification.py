@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from kerneldecl.arrays import numpy_dtype
-from kerneldecl.model import Arg, Signature
 from kerneldecl.runners.reference_data import DataSet, ReferenceData
 from kerneldecl.runners.verdict import judged
 from kerneldecl.runners.verification import Call, calls_of, poison_byte, verified
+from kerneldecl.signature import Arg, Signature
 
 SETS = (" where inputs are odd", " where inputs are large", " where inputs are small")
 

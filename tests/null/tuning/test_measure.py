@@ -15,7 +15,7 @@ import pytest
 from support.repository import REPOSITORY
 
 from kerneldecl.errors import ToolchainError
-from kerneldecl.model import Arch, Candidate, Trial, Workload
+from kerneldecl.model import Arch, Candidate, Proposal, Trial, Workload
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.keys import key, measure_manifest
@@ -338,6 +338,43 @@ def test_a_record_from_before_there_were_protocols_is_read(tmp_path: Path) -> No
 def test_inputs_that_cannot_be_made_are_every_candidates_failure(tmp_path: Path) -> None:
     done = measured(task_in(tmp_path), TableRunner(prepared=lambda: {"failure": "ValueError: no"}), built("a"), built("b"))
     assert {m.failure for m in done.values()} == {"inputs or reference: ValueError: no"}
+
+
+RULE = """
+from dataclasses import dataclass
+from kerneldecl.rule import Rule
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Rule):
+    pass
+"""
+
+
+def own_task(folder: Path) -> Task:
+    """Return a task of a rule of the user's, with two candidates."""
+    (folder / "rules").mkdir()
+    (folder / "rules" / "mine.py").write_text(RULE, encoding="utf-8")
+    proposals = [Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")]
+    groups = tuple(groups_from_json(groups_to_json([Proposed("plain", proposals, searches=False)])))
+    task = task_in(folder, CPU)
+    return dataclasses.replace(task, root=folder, workload=dataclasses.replace(task.workload, rule="mine"), groups=groups)
+
+
+def test_a_rule_of_the_users_that_fails_does_so_before_anything_is_compiled(tmp_path: Path) -> None:
+    runner = TableRunner(prepared=lambda: {"failure": "rules/mine.py:9: ValueError: no"})
+    task = own_task(tmp_path)
+    assert search.request_first(task, runner) is None
+    outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
+    assert not runner.of("build")
+    assert search.why_no_winner(outcome.trials) == "inputs or reference: rules/mine.py:9: ValueError: no"
+
+
+def test_a_reference_that_has_judged_is_not_made_for_code_that_is_known(tmp_path: Path) -> None:
+    task, store = own_task(tmp_path), LocalStore(tmp_path / "store")
+    assert search.tune(task, TableRunner(), store, lambda *_: None).policy == "plain"
+    runner = TableRunner()
+    assert search.tune(task, runner, store, lambda *_: None).policy == "plain"
+    assert not runner.of("prepare")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from support.prim_funcs import (
     tt,
 )
 from support.spaces import Space
+from support.thinned import at
 from tvm import te, topi
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
@@ -199,7 +200,7 @@ def test_tvms_own_operators(dims: list[int] | None, tensors: tuple[Any, ...]) ->
 
 
 @needs_nvcc
-@pytest.mark.parametrize("policy", [TensorCorePolicy, DefaultPolicy], ids=lambda policy: policy.__name__)
+@pytest.mark.parametrize("policy", at({0}, [TensorCorePolicy, DefaultPolicy]), ids=lambda policy: policy.__name__)
 def test_8_bit_products_whose_tiles_reach_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
     arch = CUDA("h200")
     for config in policy(integers, arch).emit_config(20)[2::8]:

@@ -121,6 +121,7 @@ def test_a_wrong_call_is_one_sentence_in_the_rules_names(gemm: Kernel, args: tup
     assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_a_dispatch_chooses_by_shape(expanded: Artifact) -> None:
     dispatch = expanded.dispatch("gemm")
     for rows in (3, 5):
@@ -129,6 +130,7 @@ def test_a_dispatch_chooses_by_shape(expanded: Artifact) -> None:
         np.testing.assert_allclose(dispatch(a, b), a @ b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_dispatch_says_what_it_lacks_or_falls_back(expanded: Artifact) -> None:
     a, b = inputs(4)
     with pytest.raises(

@@ -14,7 +14,7 @@ import pytest
 from kerneldecl.arrays import numpy_dtype
 from kerneldecl.artifact.kernels import Placed, _cuda_runtimes, _load_first, load_library
 from kerneldecl.errors import ToolchainError
-from kerneldecl.model import Arg
+from kerneldecl.signature import Arg
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3, 4), (7, 1, 5)])

@@ -16,7 +16,7 @@ from support.spaces import clean_environment
 from tvm.script import from_source
 
 from kerneldecl.compiler import canonical
-from kerneldecl.model import Arg, Signature
+from kerneldecl.signature import Arg, Signature
 
 PRODUCT = """
 @T.prim_func(s_tir=True)

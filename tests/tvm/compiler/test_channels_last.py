@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.thinned import at
 from tvm import relax
 from tvm.relax.op import nn
 
@@ -75,7 +76,7 @@ def operators(mod: tvm.IRModule) -> Counter[str]:
 @pytest.mark.parametrize(
     ("build", "transposes"),
     # Of the image, and of what is returned; besides, of patches that become rows, of sums along one side, and of a constant row.
-    [(patches, 3), (beside_an_input, 2), (of_two_branches, 2), (reduced, 2), (scaled_by_rows, 3), (chosen, 2)],
+    at({0, 2, 4}, [(patches, 3), (beside_an_input, 2), (of_two_branches, 2), (reduced, 2), (scaled_by_rows, 3), (chosen, 2)]),
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_module_computes_what_it_did(build: Build, transposes: int) -> None:

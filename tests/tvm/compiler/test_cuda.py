@@ -13,7 +13,7 @@ import pytest
 import tvm
 from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.cuda_process import LOAD, answer
-from support.thinned import every
+from support.thinned import at, every
 from tvm import te
 from tvm.s_tir import dlight
 
@@ -103,7 +103,7 @@ def cubins(store: LocalStore) -> list[bytes]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("device", [H200, A100], ids=lambda device: device.name)
+@pytest.mark.parametrize("device", at({0}, [H200, A100]), ids=lambda device: device.name)
 def test_library_holds_the_cubins_of_all_kernels_and_no_source(device: Arch, tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "cache")
     objects = {
@@ -231,6 +231,7 @@ def test_function_that_would_compute_on_the_host_is_refused(name: str, store: Lo
         compile_cuda_object(two_blocks((name, 32)), H200, "kd_half", store)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_same_device_code_is_one_code_whatever_the_arguments_are_called(store: LocalStore) -> None:
     compiled = compile_cuda_object(bound(addition()), H200, "kd_add", store)
@@ -279,6 +280,7 @@ def test_arithmetic_is_quick_where_results_are_rounded_to_16_bits(
 GEMM_TILE = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n": 8, "stages": 2, "raster_group": 1, "split_k": 1}
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_split_arrays_leave_the_code_as_it_is() -> None:
     a, b = (te.placeholder((512, 512), "float32", name=name) for name in "AB")
@@ -420,6 +422,7 @@ def test_the_maximum_of_two_16_bit_numbers_is_one_instruction(op: str, dtype: st
     assert not re.search(r"\b(HSETP2|SEL)\b", code)
 
 
+@pytest.mark.slow
 @needs_nvcc
 @needs_nvdisasm
 def test_older_gpus_have_no_such_instruction_and_keep_the_comparison(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tvm.script import tirx as T  # noqa: N812
 
 from kerneldecl.arrays import integers_between
 from kerneldecl.compiler.input_values import Allowed, allowed_values
-from kerneldecl.model import Arg
+from kerneldecl.signature import Arg
 
 
 @T.prim_func(s_tir=True)

@@ -30,8 +30,15 @@ TILES = {"tile_n": 32, "block_n": 96, "block_k": 0, "order": "mn", "pack_m": Tru
 HOPPER = {"cluster_m": 1, "cluster_n": 1, "consumers": 1, "kernel_schedule": "cooperative", "pack": 0, "pdl": 1, "raster_group": 1}
 
 
+ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "keys": 96, "head_dim": 32, "dtype": "float32"}
+GROUPED = {"groups": 3, "n": 64, "k": 64, "dtype": "float32"}
+QUANTIZED = {"n": 64, "k": 128, "dtype": "float16"}
+ROWS = {"matmul_grouped": "rows", "attention": "queries"}
+"""The attribute that is a number of rows, where it is not m."""
+
+
 def rule_of(name: str, attrs: Mapping[str, Any], rows: int) -> Rule:
-    given = {"shape": (rows, *attrs["shape"][1:])} if "shape" in attrs else {"m": rows}
+    given = {"shape": (rows, *attrs["shape"][1:])} if "shape" in attrs else {ROWS.get(name, "m"): rows}
     return load_rule(STANDARD, name).of(STANDARD, {**attrs, **given})
 
 
@@ -65,6 +72,9 @@ def at(mod: tvm.IRModule, rows: int) -> Any:
         ("matmul", {**GEMM, "epilogue": ("bias", "relu")}, Candidate.of("cpu_matmul", {**TILES, "tile_m": 8, "block_m": 32})),
         ("matmul", {**GEMM, "layout": "nn"}, Candidate.of("cpu_matmul", {**TILES, "tile_m": 14, "block_m": 14})),
         ("matmul", GEMM, Candidate.of("cpu_dot", {"tile_m": 4, "tile_n": 4, "block_m": 8, "block_n": 96, "order": "nm"})),
+        ("matmul_quantized", QUANTIZED, Candidate.of("cpu_matmul", {**TILES, "block_n": 64, "tile_m": 4, "block_m": 8, "pack_m": False})),
+        ("matmul_grouped", GROUPED, Candidate.of("cpu_matmul_grouped", {"tile_m": 8, "vectors": 2})),
+        ("attention", ATTENTION, Candidate.of("cpu_attention", {"block_m": 32, "block_n": 64, "pack": True, "tile_e": 8, "tile_n": 8})),
         ("softmax", {"shape": (0, 100)}, Candidate.of("cpu_rowwise", {"vectors": 2, "parallel": True})),
         ("layer_norm", {"shape": (0, 64)}, Candidate.of("cpu_rowwise", {"vectors": 1, "parallel": False})),
         ("reduce", {"shape": (0, 77), "op": "sum", "axes": (-1,)}, Candidate.of("cpu_fallback", {"parallel": True, "vectorize": True})),

@@ -6,7 +6,7 @@ import numpy as np
 from tvm.script import tirx as T  # noqa: N812
 
 from kerneldecl.compiler.reference import expected_outputs
-from kerneldecl.model import Arg
+from kerneldecl.signature import Arg
 
 
 @T.prim_func(s_tir=True)

@@ -28,7 +28,8 @@ from kerneldecl.dlight import (
 )
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware.cuda_driver import DriverGpu
-from kerneldecl.model import Arg, Candidate
+from kerneldecl.model import Candidate
+from kerneldecl.signature import Arg
 
 PUBLISHED_TAGS = {"tensorcore_config": [0, 1], "pipeline_stage": 2, "use_async_copy": 1}
 
@@ -265,6 +266,7 @@ def test_a_batch_beyond_the_grid_is_refused() -> None:
 # Building
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_each_result_belongs_to_its_own_configuration() -> None:
     func, arch = matmul(128, 128, 128), CUDA("h200")
@@ -284,6 +286,7 @@ def test_each_result_belongs_to_its_own_configuration() -> None:
     assert (best.latency, best.error, best.spill_bytes) == (None, None, 0)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_traceless_functions_are_built_with_schedules() -> None:
     func, arch = matmul(256, 256, 256), CUDA("h200")
@@ -300,6 +303,7 @@ def test_traceless_functions_are_built_with_schedules() -> None:
     assert all(result.library and result.smem_bytes > 0 and result.registers > 0 for result in results)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_a_configuration_that_does_not_apply_has_a_reason_and_is_not_the_best() -> None:
     func, arch = relu((1000,)), CUDA("h200")

@@ -185,6 +185,7 @@ def test_functions_of_one_computation_are_tuned_once(tmp_path: Path) -> None:
 # Unscheduled functions
 
 
+@pytest.mark.slow
 def test_each_function_that_is_left_has_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     before = module(relu=relu((64,)), dynamic=relu((te.var("n", "int64"), 8)), output_first=output_first())
     passed = ApplyFastTuning(topk=1, target="host")

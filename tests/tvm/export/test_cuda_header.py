@@ -82,6 +82,7 @@ def test_a_header_compiles_to_the_code_that_was_measured(name: str, tmp_path: Pa
     assert instructions(sass(made.read_bytes(), tmp_path)) == instructions(sass(measured, tmp_path))
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_two_files_of_a_program_include_two_headers_each(tmp_path: Path) -> None:
     """No name of one is in the way of another's, of its own in another file, or of the program's own macros."""

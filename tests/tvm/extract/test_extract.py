@@ -26,9 +26,9 @@ from kerneldecl.compiler.model_import import read_model
 from kerneldecl.compiler.model_import.rule_candidates import BINARY, UNARY
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract.extract import extract_model
-from kerneldecl.model import Signature
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_rule
+from kerneldecl.signature import Signature
 
 RELAX = """\
 from tvm import relax

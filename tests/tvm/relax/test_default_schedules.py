@@ -16,6 +16,7 @@ import tvm
 from emulation import Kernel
 from support.compilers import needs_nvcc
 from support.spaces import REAL, Space
+from support.thinned import at
 from tvm import relax, te, tirx, topi
 from tvm.script import tirx as T  # noqa: N812
 
@@ -169,6 +170,7 @@ def test_what_cannot_be_run_here_says_so() -> None:
     assert found.verdict.startswith("not verified: parameter X has a dynamic extent")
 
 
+@pytest.mark.slow
 def test_a_verified_tile_is_that_of_numpy() -> None:
     """Candidate and reference are both compiled by an LLVM that miscompiles this: equal garbage would pass."""
     found = compiled(DefaultSchedules([], verification(HERE)), HERE, f=tile())["f"]
@@ -200,6 +202,7 @@ def model() -> tvm.IRModule:
     return builder.get()
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_build_says_what_runs_on_a_fallback(artifact: tuple[Path, str]) -> None:
     """An elementwise kernel of 60 floats reads and writes 480 bytes, a GEMM of 16 x 16 x 16 moves 3072, three times."""
     operations, moved = 60 / (60 + 3 * 2 * 16**3), 480 / (480 + 9216)
@@ -207,7 +210,7 @@ def test_the_summary_of_a_build_says_what_runs_on_a_fallback(artifact: tuple[Pat
     assert f"net for host: 1 of 2 entries run on a fallback: {shares} (relu)" in artifact[1].splitlines()
 
 
-@pytest.mark.parametrize("mode", ["schedule", "binary"])
+@pytest.mark.parametrize("mode", at({0}, ["schedule", "binary"]))
 def test_the_report_says_which_way_each_function_goes(artifact: tuple[Path, str], mode: Any, tmp_path: Path, caplog: Any) -> None:
     caplog.set_level(logging.WARNING)
     target = target_of(artifact[0])

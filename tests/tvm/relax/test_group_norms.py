@@ -61,6 +61,7 @@ def saved(file: Path) -> tuple[Any, Any]:
     return x.numpy(), model(x).detach().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", at({1}, ["", "float16"]))
 def test_norms_are_entries_with_their_activations_in_the_layout_of_convolutions(dtype: str, tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": HEAD})

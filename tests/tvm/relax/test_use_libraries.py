@@ -89,6 +89,7 @@ def test_the_pass_names_the_version_that_is_wanted(tmp_path: Path) -> None:
         is_right(load_model(tmp_path / "model.so"))
 
 
+@pytest.mark.slow
 def test_an_artifacts_library_kernel_is_linked_into_a_model_and_not_compiled_with_it(tmp_path: Path) -> None:
     space = Space(tmp_path / "net").write({"workloads.toml": WORKSPACE})
     space.run("build")

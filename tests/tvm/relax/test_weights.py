@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def test_a_model_runs_with_weights_that_another_library_reads(artifact: Path, tm
     np.testing.assert_allclose(called(load_model(library), x), expected(x, weight), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_half_precision_and_sizes_that_are_no_multiple_of_a_vector(artifact: Path, tmp_path: Path) -> None:
     weight = RNG.standard_normal((51, 37), dtype="float32").astype(ml_dtypes.bfloat16)
     builder = relax.BlockBuilder()
@@ -112,6 +114,7 @@ def test_half_precision_and_sizes_that_are_no_multiple_of_a_vector(artifact: Pat
     np.testing.assert_allclose(found, given + 3 * weight.astype("float32"), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_copies_for_shape_buckets_share_their_weights(artifact: Path, tmp_path: Path) -> None:
     weight = random(64, 32)
     library = export(ShapeBuckets({"n": (1, 4)})(linear(weight, "n")), artifact, tmp_path / "model.so")
@@ -122,6 +125,7 @@ def test_copies_for_shape_buckets_share_their_weights(artifact: Path, tmp_path: 
         np.testing.assert_allclose(called(model, x), expected(x, weight), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_fit_get_the_signature(artifact: Path, tmp_path: Path) -> None:
     main = load_model(export(linear(random(64, 32)), artifact, tmp_path / "model.so"))["main"]
     wrong = {
@@ -135,6 +139,7 @@ def test_inputs_that_do_not_fit_get_the_signature(artifact: Path, tmp_path: Path
         assert str(raised.value) == sentence
 
 
+@pytest.mark.slow
 def test_weights_of_another_export_and_missing_ones_are_refused(artifact: Path, tmp_path: Path) -> None:
     library = export(linear(random(64, 32)), artifact, tmp_path / "model.so")
     weights = tmp_path / "model.weights.safetensors"
@@ -151,6 +156,7 @@ def test_weights_of_another_export_and_missing_ones_are_refused(artifact: Path, 
         load_model(library)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", only(("written over",), ["exported again", "written over"]))
 def test_a_library_at_the_path_of_a_loaded_one_is_the_new_one(artifact: Path, tmp_path: Path, way: str) -> None:
     weight, x = random(64, 32), random(4, 64)
@@ -190,3 +196,33 @@ def test_memory_is_that_of_the_weights(artifact: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["first"] == rows
     assert found["bytes"] <= 1.2 * 4 * rows * columns
+
+
+def test_a_model_without_functions_of_its_own_has_no_constants_in_c(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As C, a network's constants would take the compiler minutes."""
+    real, told = shutil.which("g++"), tmp_path / "told"
+    assert real
+    wrapper = tmp_path / "bin" / "g++"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {told}\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.relu(x))
+        builder.emit_func_output(out)
+    target = target_of(artifact)
+    passes = pipeline(artifact, target, "binary")
+    executable = relax.build(builder.get(), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
+    assert passes.report is not None
+    assert [match.outcome for match in passes.report.matches] == ["hit"]
+    export_model(executable, tmp_path / "model.so")
+    assert told.exists()
+    assert not [word for word in told.read_text().split() if word.endswith("devc.c")]
+    given = RNG.standard_normal((4, 8)).astype("float32")
+    model = load_model(tmp_path / "model.so", artifact)
+    assert np.array_equal(model["main"](tvm.runtime.tensor(given)).numpy(), np.maximum(given, 0))

@@ -44,8 +44,10 @@ def error_of_unscheduled_kernel(instance: Rule) -> float:
     """Build the rule's function as it is, run it on its inputs, and return its error relative to the reference."""
     kernel = tvm.compile(lower(instance), target=TARGET, tir_pipeline=PIPELINE)["main"]
     inputs = [aligned(array) for array in instance.inputs(np.random.default_rng(7))]
-    outputs = [aligned(poisoned(arg)) for arg in instance.signature().outputs]
-    kernel(*map(tensor, inputs), *map(tensor, outputs))
+    signature = instance.signature()
+    updated = [aligned(array.copy()) for array in inputs[len(signature.inputs) :]]
+    outputs = [*updated, *(aligned(poisoned(arg)) for arg in signature.made)]
+    kernel(*map(tensor, inputs[: len(signature.inputs)]), *map(tensor, outputs))
     reference = instance.reference(*inputs)
     wanted = [reference] if isinstance(reference, np.ndarray) else list(reference)
     assert [array.shape for array in wanted] == [array.shape for array in outputs]
@@ -150,6 +152,10 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
         rule("rotary", batch=2, tokens=5, heads=3, size=6, interleaved="x", dtype="float16"),
         rule("rotary", tokens=5, heads=3, size=6, interleaved="xy", dtype="bfloat16"),
         rule("rotary", batch=2, tokens=5, heads=3, size=6, pairs=True, interleaved="y"),
+        rule("rotary_append", batch=3, tokens=2, heads=2, size=6, keys=9),
+        rule("rotary_append", batch=1, heads=2, size=6, keys=1, pairs=True, dtype="bfloat16"),
+        rule("rotary_append", batch=3, tokens=5, heads=1, size=4, keys=12, page_size=3, interleaved=True, layout="bshd", dtype="float32"),
+        rule("rotary_append", batch=2, tokens=8, heads=2, size=4, keys=8, page_size=4, pages=7, pairs=True),
         rule("layer_norm", shape=(1,)),
         rule("rms_norm", shape=(9, 1), eps=0.5),
         rule("group_norm", shape=(2, 3, 5, 6), groups=3, axis=-1, dtype="float16", activation="silu"),

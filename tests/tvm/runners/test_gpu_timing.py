@@ -105,7 +105,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def sampled(gpu: FakeGpu, protocol: Any, library: str = "a.so", calls: int = 3) -> float:
-    return gpu_timing.sample_secs(gpu, Loaded(library, lambda: None), calls, protocol)  # type: ignore[arg-type]  # it stands for one
+    return gpu_timing.sample_secs(gpu, Loaded(library, "kernel", lambda: None), calls, protocol)  # type: ignore[arg-type]  # it stands for one
 
 
 def test_a_cool_sample_is_of_a_gpu_that_has_rested(gpu: FakeGpu) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from support.spaces import REAL, Space, clean_environment
+from support.thinned import at
 
 from kerneldecl.compiler import actions
 from kerneldecl.compiler.canonical import lower, module_digest
@@ -100,7 +101,7 @@ def request(space: Space, way: str) -> dict[str, Any]:
     return {"action": "build", "spec": spec, "candidate": {"template": "ways", "params": {"way": way}}, **where}
 
 
-@pytest.mark.parametrize(("start", "place"), [("module", "-C"), ("script", ".")])
+@pytest.mark.parametrize(("start", "place"), at({0}, [("module", "-C"), ("script", ".")]))
 def test_nothing_in_the_current_folder_is_imported(tmp_path: Path, start: str, place: str) -> None:
     """By workers and by the command itself, whether the folder is the workspace or not."""
     python, shadowed = STARTS[start]
@@ -163,6 +164,7 @@ def test_what_a_worker_has_started_ends_with_it_in_whatever_session(space: Space
     assert not started()
 
 
+@pytest.mark.slow
 def test_a_request_whose_worker_is_killed_from_outside_is_tried_once_more(space: Space) -> None:
     once, always = request(space, "killed once"), request(space, "killed")
     heard: list[Printed | Ran] = []

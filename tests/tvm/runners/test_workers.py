@@ -169,6 +169,7 @@ def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: S
     assert measurements[0]["candidate"]["params"]["way"] in {"print", "good"}
 
 
+@pytest.mark.slow
 def test_an_entry_whose_candidates_are_all_wrong_fails_and_the_others_are_built(space: Space) -> None:
     misbehaving(space, "wrong", "none", "good")
     space.edit("templates/misbehaving.py", 'params["way"]:', '(params["way"] if mod["main"].params[0].shape[0] == 8 else "good"):')

@@ -51,6 +51,7 @@ ATTRS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "soft": ("softmax", {"shape": [64, 100]}),
     "bytes": ("elementwise", {"op": "add", "shape": [1003], "dtype": "int8"}),
     "both": ("both", {}),
+    "append": ("rotary_append", {"batch": 2, "tokens": 3, "heads": 2, "size": 8, "keys": 20, "dtype": "float32"}),
 }
 """Rule and attributes by the first word of a kernel's name."""
 WRONG = {
@@ -120,6 +121,12 @@ WRONG = {
     "both_have_a_wrong_first": "wrong",
     "both_swap_the_outputs": "wrong",
     "both_write_behind_the_first": "it writes behind its output Y",
+    "append_begins_a_row_later": "elements of K_cache that must stay as they are",
+    "append_changes_a_neighbour_by_little": "it changes 2 elements of V_cache that must stay as they are",
+    "append_clears_the_rest": "elements of K_cache that must stay as they are",
+    "append_leaves_the_last_token": "wrong",
+    "append_writes_into_its_keys": "it writes into its input K",
+    "append_writes_behind_its_cache": "it writes behind its output V_cache",
 }
 """Each wrong kernel with a part of the sentence that refuses it."""
 LIMIT_SECS = 60.0

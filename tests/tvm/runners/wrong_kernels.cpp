@@ -179,3 +179,35 @@ BOTH(both_have_a_wrong_second, W[n / 2] += 1)
 BOTH(both_have_a_wrong_first, Y[n / 2] += 1)
 BOTH(both_swap_the_outputs, for (long i = 0; i < n; ++i) { float y = Y[i]; Y[i] = W[i]; W[i] = y; })
 BOTH(both_write_behind_the_first, Y[n] = 1)
+
+// Two sequences of three tokens, two heads of 8, caches of 20 rows: inputs K, V, COS, SIN, positions, then K_cache and V_cache, updated.
+struct Append {
+  float *K, *V, *COS, *SIN;
+  int32_t* positions;
+  float *K_cache, *V_cache;
+  explicit Append(const TVMFFIAny* args)
+      : K((float*)tensor(args[0]).data), V((float*)tensor(args[1]).data), COS((float*)tensor(args[2]).data),
+        SIN((float*)tensor(args[3]).data), positions((int32_t*)tensor(args[4]).data), K_cache((float*)tensor(args[5]).data),
+        V_cache((float*)tensor(args[6]).data) {}
+  void run(int tokens, int shift) {
+    for (int b = 0; b < 2; ++b) for (int h = 0; h < 2; ++h) for (int t = 0; t < tokens; ++t) {
+      const int at = positions[b] + t, row = at + shift;
+      if (at < 0 || at >= 20 || row >= 20) continue;
+      const float *k = K + ((b * 2 + h) * 3 + t) * 8, *v = V + ((b * 2 + h) * 3 + t) * 8;
+      float *to_k = K_cache + ((b * 2 + h) * 20 + row) * 8, *to_v = V_cache + ((b * 2 + h) * 20 + row) * 8;
+      for (int i = 0; i < 8; ++i) {
+        to_k[i] = k[i] * COS[at * 8 + i] + (i < 4 ? -k[i + 4] : k[i - 4]) * SIN[at * 8 + i];
+        to_v[i] = v[i];
+      }
+    }
+  }
+};
+#define APPEND(NAME, BODY) EXPORT(NAME) { Append a(args); BODY; return 0; }
+APPEND(append, a.run(3, 0))
+APPEND(append_begins_a_row_later, a.run(3, 1))
+APPEND(append_changes_a_neighbour_by_little, a.run(3, 0); long at = ((a.positions[1] + 3) % 20) * 8;
+       a.V_cache[40 * 8 + at] *= 1.000001f; a.V_cache[40 * 8 + at + 1] *= 1.000001f)
+APPEND(append_clears_the_rest, memset(a.K_cache, 0, 2 * 2 * 20 * 8 * 4); a.run(3, 0))
+APPEND(append_leaves_the_last_token, a.run(2, 0))
+APPEND(append_writes_into_its_keys, a.run(3, 0); a.K[0] = 0)
+APPEND(append_writes_behind_its_cache, a.run(3, 0); a.V_cache[2 * 2 * 20 * 8] = 0)

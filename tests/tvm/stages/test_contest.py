@@ -47,6 +47,7 @@ k = 16
 """
 
 
+@pytest.mark.slow
 def test_policies_search_in_stores_of_their_own_and_their_winners_race(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": WORKSPACE})
     found = space.run_json("compare", "--policies", "auto,default,exhaustive", "--trials", "3", "--svg", "curves.svg")

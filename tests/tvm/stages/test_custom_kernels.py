@@ -139,6 +139,7 @@ def test_the_object_is_rebuilt_from_the_record_and_the_file(built: Space, tmp_pa
     assert again.artifact_files() == built.artifact_files()
 
 
+@pytest.mark.slow
 def test_a_model_uses_the_custom_kernel(built: Space) -> None:
     target = tvm.target.Target(checked_artifact(built.artifact())[1]["arch"]["target"])
     builder = relax.BlockBuilder()
@@ -168,6 +169,7 @@ UNFIT = {
 ONE = '@T.prim_func(s_tir=True)\ndef one(A: T.Buffer((2,), "float32")):\n    A[0] = T.float32(0)\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", every(3, UNFIT))
 def test_a_function_that_does_not_fit_the_workload_fails_its_entry(what: str, tmp_path: Any) -> None:
     statement, sentence = UNFIT[what]

@@ -271,6 +271,7 @@ def test_each_kind_of_edit_runs_what_the_plan_says(runner: LocalRunner) -> None:
     )
 
 
+@pytest.mark.slow
 def test_names_in_a_computation_are_in_objects_and_so_in_keys(runner: LocalRunner) -> None:
     """TVM writes names of loops into objects: an object is made again, while what was measured of its schedule holds."""
     follow([[("index", "j")], [("index", "i"), ("sch", "made")]], runner)

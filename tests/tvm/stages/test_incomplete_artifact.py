@@ -14,6 +14,7 @@ from support.spaces import REAL, Space
 import kerneldecl
 
 
+@pytest.mark.slow
 def test_the_other_kernels_can_be_used_and_the_missing_one_says_why(tmp_path: Path) -> None:
     space = Space(tmp_path).write(REAL)
     space.edit("templates/plain.py", "    sch = ", "    if len(mod['main'].params) == 3:\n        return None\n    sch = ")

@@ -51,6 +51,7 @@ def templates(space: Space) -> list[str]:
     return [trial["candidate"]["template"] for trial in tuned(space)["trials"]]
 
 
+@pytest.mark.slow
 def test_a_library_alone_is_verified_recorded_linked_and_called(tmp_path: Path) -> None:
     space = made(tmp_path, 'dispatch = "library"')
     assert "1 tuned" in space.run("build").stdout
@@ -76,6 +77,7 @@ def test_the_fastest_races_both_and_the_next_build_has_nothing_to_do(tmp_path: P
     assert "up to date" in space.run("build").stdout
 
 
+@pytest.mark.slow
 def test_a_version_that_is_not_there_is_an_error_alone_and_the_next_best_beside_others(tmp_path: Path) -> None:
     asked = 'policy = ["auto", { name = "library", openblas = "0.2" }]\n'
     alone = made(tmp_path / "alone", asked + 'dispatch = "library"').run("build", code=1)

@@ -322,6 +322,7 @@ policy = { name = "nearest", count = 2 }
 """
 
 
+@pytest.mark.slow
 def test_what_was_fastest_for_another_shape_is_tried_and_the_record_says_whose_it_was(make: Make) -> None:
     space = make('{ name = "random", trials = 6, seed = 1 }')
     space.run("build")

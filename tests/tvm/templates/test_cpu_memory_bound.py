@@ -24,7 +24,8 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.arrays import Array, is_float, numpy_dtype, poisoned, random_array, relative_error
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.model import Arg, Proposal
+from kerneldecl.model import Proposal
+from kerneldecl.signature import Arg
 
 ARCH = runnable(replace(SSE, vector_bytes=32))
 TARGET = tvm.target.Target(dict(ARCH.tvm_target))
@@ -233,7 +234,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "args"), every(3, CASES), ids=lambda value: getattr(value, "__name__", str(value)).replace(" ", "")
+    ("name", "make", "args"), every(6, CASES), ids=lambda value: getattr(value, "__name__", str(value)).replace(" ", "")
 )
 def test_all_proposed_candidates_compute_the_reference(name: str, make: Any, args: Any) -> None:
     made = make(*args)

@@ -11,7 +11,6 @@ import pytest
 from emulation import Kernel
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
-from support.thinned import at
 from support.wgmma_cases import ONE, PLAIN
 
 from kerneldecl.compiler import canonical
@@ -33,9 +32,9 @@ def kernel_of(activation: str, dtype: str, out_dtype: str) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(
-    ("dtype", "activation"), at({2}, [(dtype, activation) for dtype in ("float16", "bfloat16") for activation in EXACT])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", EXACT)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_16_bit_float_is_as_good_as_rounded_once(activation: str, dtype: str) -> None:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     bits = np.arange(2**16, dtype="uint16").reshape(M, N)

@@ -101,6 +101,7 @@ def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monke
         results(rule, {"split_k": 2, "cluster": 2}, rule.inputs(np.random.default_rng(0)))
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     ("gpu", "arch", "attrs"),

@@ -12,6 +12,7 @@ import pytest
 import tvm
 from support.compilers import needs_nvcc
 from support.relax_functions import model
+from support.serial_programs import UNOPTIMISED
 from tvm.relax import op
 
 from kerneldecl.arrays import integers_between, poisoned, random_array, relative_error
@@ -21,10 +22,10 @@ from kerneldecl.compiler.input_values import allowed_values
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import import read_model
 from kerneldecl.compiler.reference import expected_outputs
-from kerneldecl.model import Arg
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.policies import gpu_elementwise, gpu_fallback
+from kerneldecl.signature import Arg
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_fallback as template
 
@@ -73,7 +74,7 @@ def test_what_is_proposed_computes_what_the_function_does(case: str, *, across: 
         for at, arg in enumerate(args[:count])
     ]
     outputs = [tvm.runtime.tensor(poisoned(arg)) for arg in args[count:]]
-    kernel = tvm.tirx.build(serial(scheduled(func, across).mod), target=tvm.target.Target("llvm"))["main"]
+    kernel = tvm.tirx.build(serial(scheduled(func, across).mod), target=UNOPTIMISED)["main"]
     kernel(*map(tvm.runtime.tensor, inputs), *outputs)
     for got, want in zip(outputs, expected_outputs(func, inputs, args[count:]), strict=True):
         assert relative_error(got.numpy(), want) < 1e-4

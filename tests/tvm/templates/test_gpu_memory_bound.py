@@ -17,6 +17,7 @@ import pytest
 import tvm
 import tvm_ffi
 from support.repository import REPOSITORY
+from support.serial_programs import UNOPTIMISED
 from support.thinned import every
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
@@ -35,7 +36,6 @@ ELEMENTWISE, REDUCE, ROWWISE, GEMV, FALLBACK = "gpu_elementwise", "gpu_reduce", 
 WINDOW = "gpu_window"
 
 MARGIN_BYTES = 1 << 16
-UNOPTIMISED = tvm.target.Target({"kind": "llvm", "opt-level": 0})  # LLVM may take minutes for what is unrolled
 
 Case = tuple[str, str, dict[str, Any]]
 """A template, a rule, its attributes."""
@@ -141,7 +141,7 @@ def cuda_source(sch: Any) -> str:
     return str(library.imports[0].inspect_source("cuda"))
 
 
-@pytest.mark.parametrize(("template", "rule", "attrs"), every(3, SMALL), ids=name_of)
+@pytest.mark.parametrize(("template", "rule", "attrs"), every(6, SMALL), ids=name_of)
 def test_proposed_schedules_compute_the_reference(template: str, rule: str, attrs: dict[str, Any]) -> None:
     made, mod = lowered(rule, attrs)
     inputs = made.inputs(np.random.default_rng(0))

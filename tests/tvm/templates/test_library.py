@@ -25,7 +25,7 @@ from kerneldecl.policies import library
 from kerneldecl.policies.shared.search_space import SearchSpace
 from kerneldecl.rule import Rule
 from kerneldecl.store.local import LocalStore
-from kerneldecl.templates import library_conv2d, library_matmul
+from kerneldecl.templates import library_attention, library_conv2d, library_matmul
 from kerneldecl.templates.hopper.read_conv import read_convolution
 from kerneldecl.toolchain.linkers import LINKERS
 
@@ -184,6 +184,49 @@ def test_convolutions_in_groups_are_left_to_others() -> None:
     assert call_of(library_conv2d, "conv2d", {**CONVOLUTION, "groups": 2}) is None
 
 
+ATTENTION = {"batch": 2, "heads": 8, "kv_heads": 2, "queries": 48, "keys": 64, "head_dim": 64, "value_dim": 32, "causal": True}
+
+
+@pytest.mark.parametrize(
+    ("attrs", "sums", "numbers"),
+    [
+        ({}, "0", ["2", "0", "2", "8", "2", "48", "64", "64", "32", "2"]),
+        (
+            {"causal": False, "dtype": "bfloat16", "logsumexp": True},
+            "logsumexp.data",
+            ["9", "0", "2", "8", "2", "48", "64", "64", "32", "0"],
+        ),
+        ({"layout": "bshd", "align": "start"}, "0", ["2", "1", "2", "8", "2", "48", "64", "64", "32", "1"]),
+    ],
+)
+def test_attention_for_cudnn_says_its_sizes_and_the_last_key_of_a_query(attrs: dict[str, Any], sums: str, numbers: list[str]) -> None:
+    call = call_of(library_attention, "attention", {**ATTENTION, "scale": 0.25, **attrs})
+    assert call is not None
+    assert call[:7] == ['"kerneldecl_cudnn_attention_1"', '"13.1"', "Q.data", "K.data", "V.data", "O.data", sums]
+    assert call[7] == "T.float64(0.25)"
+    assert call[8:] == ["3", *numbers]
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"window": 8},
+        {"mask": True},
+        {"alibi": True},
+        {"softcap": 5.0},
+        {"dtype": "float32"},
+        {"head_dim": 60},
+        {"queries": 80},  # the first queries see no key
+        {"layout": "packed", "queries": 64, "value_dim": 64},
+    ],
+)
+def test_attention_that_cudnn_does_not_compute_is_left_to_others(attrs: dict[str, Any]) -> None:
+    rule = rule_of("attention", {**ATTENTION, **attrs})
+    space = SearchSpace(iter_space(canonical.lower(rule)), load_arch(STANDARD, "h200"), 20, ())
+    assert library.configurations(space, library.Options()) == ()
+    assert call_of(library_attention, "attention", {**ATTENTION, **attrs}) is None
+
+
 @pytest.mark.parametrize(
     ("arch", "name", "attrs", "expected"),
     [
@@ -192,6 +235,8 @@ def test_convolutions_in_groups_are_left_to_others() -> None:
         ("h200", "conv2d", {**CONVOLUTION, "kh": 1, "kw": 1, "padding": 0}, {"cudnn": 8, "cublaslt": 8}),
         ("h200", "matmul", {"m": 32, "n": 64, "k": 16, "precision": "tfloat32"}, {}),
         ("h200", "softmax", {"shape": (8, 16)}, {}),
+        ("h200", "attention", ATTENTION, {"cudnn": 2}),
+        ("x86-64-v3", "attention", {**ATTENTION, "dtype": "float32"}, {}),
         ("x86-64-v3", "matmul", {"m": 32, "n": 64, "k": 16}, {"openblas": 1}),
         ("x86-64-v3", "matmul", {"m": 32, "n": 64, "k": 16, "dtype": "float16"}, {}),
     ],
@@ -216,3 +261,26 @@ def test_a_gpu_kernel_that_only_calls_a_library_links_without_device_code(tmp_pa
     LINKERS["cuda"](tmp_path / "both.so", [tmp_path / "0.o", tmp_path / "1.o"])
     loaded = load_library(tmp_path / "both.so")
     assert all(loaded.implements_function(f"kd_{number}") for number in range(2))
+
+
+def test_attention_by_cudnn_links_and_says_what_is_missing_without_a_device(tmp_path: Path) -> None:
+    mod = canonical.lower(rule_of("attention", ATTENTION))
+    called = library_attention.apply(mod, {"library": "cudnn", "version": "9.19", "engine": 0}, load_arch(STANDARD, "h200"))
+    compiled = cuda.compile_cuda_object(cpu.scheduled_module(mod, called).mod, load_arch(STANDARD, "h200"), "kd_a", LocalStore(tmp_path))
+    assert compiled.launches == ()
+    (tmp_path / "a.o").write_bytes(compiled.content)
+    LINKERS["cuda"](tmp_path / "a.so", [tmp_path / "a.o"])
+    assert load_library(tmp_path / "a.so").implements_function("kd_a")
+
+
+def test_attention_by_cudnn_says_what_is_missing_without_it(tmp_path: Path) -> None:
+    """Call it from host code alone, on a machine that lacks cuDNN or a driver, or has another release."""
+    rule = rule_of("attention", ATTENTION)
+    mod, params = canonical.lower(rule), {"library": "cudnn", "version": "9.0", "engine": 0}
+    called = library_attention.apply(mod, params, load_arch(STANDARD, "h200"))
+    (tmp_path / "a.o").write_bytes(cpu.compile_object(cpu.scheduled_module(mod, called).mod, detect(), "kd_host"))
+    LINKERS["cpu"](tmp_path / "a.so", [tmp_path / "a.o"])
+    arguments = [np.zeros(arg.shape, "float16") for arg in (*rule.signature().inputs, *rule.signature().outputs)]
+    wanted = r'cuDNN is missing: pip install "nvidia-cudnn-cu13==9\.0\.\*"|is no NVIDIA driver|this kernel was tuned with 9\.0'
+    with pytest.raises(RuntimeError, match=wanted):
+        kernel_of(load_library(tmp_path / "a.so"), "kd_host")(*arguments)

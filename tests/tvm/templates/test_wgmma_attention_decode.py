@@ -48,6 +48,7 @@ def test_right_results(name: str) -> None:
     assert relative_error(results(rule, params, inputs, seed=len(name)), rule.reference(*inputs)) <= rule.tolerance()
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("split_k", at({1}, [1, 2]))
 def test_nothing_beyond_a_sequences_length_matters(split_k: int) -> None:

@@ -54,23 +54,16 @@ OF_EACH_KIND = (
     "context of interleaved heads",
     "prefetched by clusters",
     "e4m3",
-    "odd k of e5m2",
     "odd k, ping-pong",
     "odd sizes, tt",
-    "gelu behind the second MMA tile, staggered",
     "three consumers",
     "residual, staggered",
-    "residual, swapped",
     "split-K, swapped",
-    "split-K of five, unequal shares",
     "split-K by a workspace, residual, odd sizes",
-    "scales of int8",
-    "float16 accumulators, nn",
     "tfloat32, nn",
     "packed int8, one operand transposed",
-    "stream-K of two waves",
 )
-"""Every layout, dtype, schedule and parameter."""
+"""Every layout and schedule, and dtypes of every size. Stream-K has a file of its own."""
 
 
 @needs_nvcc

@@ -60,6 +60,7 @@ def test_the_first_choice_multiplies_by_wgmma_and_loads_by_tma(rule: str, attrs:
     assert usage.spill_bytes == 0
 
 
+@pytest.mark.slow
 def test_gelu_of_a_first_mma_tile_is_computed_while_the_second_is_multiplied(tmp_path: Path) -> None:
     params = PLAIN | {"block_m": 256, "block_n": 128, "stages": 4, "kernel_schedule": "staggered"}
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, LARGE | {"dtype": "float16", "epilogue": ("bias", "gelu")}))

@@ -1,0 +1,93 @@
+"""Owns which register tiles of a GEMM of few rows with integer weights a CPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kerneldecl.analysis.cpu_params import CpuQuantizedParams
+from kerneldecl.model import Access, Arch, Cpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.cpu import time_model as model
+
+TEMPLATES = ("cpu_matmul_quantized",)
+AUTO = {"cpu": 8}
+HAS_TRACES = False
+
+MOST_ROWS = 64
+"""Rows of A at most: with more, weights that are dequantised once, into panels, are multiplied faster."""
+ROWS = (1, 2, 3, 4, 8)
+TILES = (1, 2, 4, 6, 8, 12, 16)
+DEQUANTISE_CYCLES = 3.5
+"""Cycles of a vector of weights: widened, masked, shifted to zero, converted, scaled (AVX-512, by counting instructions)."""
+SUM_CYCLES = 40.0
+"""Cycles in which a vector of partial sums becomes one result, and that is stored."""
+COPY_CYCLES = 2.0
+"""Cycles of an element of A on its way to float32."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A GEMM with integer weights as the model sees it."""
+
+    m: int
+    n: int
+    k: int
+    weight_bytes: int
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+    """Return the register tiles with the least predicted time, best first; nothing for what is no such GEMM, or one of many rows."""
+    gemm = quantized_of(space)
+    if gemm is None or gemm.m > MOST_ROWS:
+        return ()
+    return model.ranked(estimate(gemm, params, arch.the_cpu) for params in choices(gemm, arch.the_cpu))[:top_k]
+
+
+def quantized_of(space: IterSpace) -> Quantized | None:
+    """Return the GEMM [m, k] x [n, k] whose second operand is made of integers of 4 or 8 bits, None for any other function."""
+    block = model.two_operand_reduction(space)
+    if block is None or [axis.kind for axis in block.axes] != ["spatial", "spatial", "reduce"]:
+        return None
+    m, n, k = (axis.extent for axis in block.axes)
+    weights = block.reads[1]
+    made = next((each for each in space.blocks if each.writes[0].operand == weights.operand), None)
+    if made is None or weights.shape != (n, k) or block.reads[0].shape != (m, k):
+        return None
+    stored = [access for access in made.reads if _is_stored(access, n, k)]
+    return Quantized(m, n, k, stored[0].shape[1] * n) if len(stored) == 1 else None
+
+
+def _is_stored(access: Access, n: int, k: int) -> bool:
+    """Say whether an access is to W: a weight a byte, or two."""
+    return access.dtype in {"uint8", "int8"} and access.shape in {(n, k), (n, k // 2)} and dtype_bytes(access.dtype) == 1
+
+
+def choices(gemm: Quantized, cpu: Cpu) -> Iterator[CpuQuantizedParams]:
+    """Yield the register tiles that fit the vector registers, beside a tile's weights and a vector of A."""
+    for rows, tile_m in itertools.product(ROWS, sorted({min(tile, gemm.m) for tile in TILES})):
+        if rows <= gemm.n and rows * (tile_m + 1) + 3 <= cpu.vector_registers:
+            yield CpuQuantizedParams(rows, tile_m)
+
+
+def estimate(gemm: Quantized, params: CpuQuantizedParams, cpu: Cpu) -> model.Estimate:
+    """Return the predicted time: A is copied, then each tile of its rows meets all weights, which are dequantised again."""
+    lanes = model.compute_lanes(cpu, "float32")
+    strips, tiles = -(-gemm.m // params.tile_m), -(-gemm.n // params.rows)
+    multiply = max(params.rows * params.tile_m / cpu.fma_per_cycle, params.tile_m * cpu.vector_bytes / cpu.l1_bytes_per_cycle)
+    step = max(params.rows * DEQUANTISE_CYCLES + multiply, model.FMA_LATENCY_CYCLES)
+    cycles = strips * tiles * (gemm.k / lanes * step + params.rows * params.tile_m * SUM_CYCLES)
+    near = strips * tiles * params.tile_m * gemm.k * 4.0
+    works = (
+        model.Work(compute_cycles=gemm.m * gemm.k * COPY_CYCLES),
+        model.Work(
+            compute_cycles=cycles / cpu.cores,
+            l2_bytes=near / cpu.cores if params.tile_m * gemm.k * 4 > cpu.l1d_bytes else 0.0,
+            dram_bytes=gemm.weight_bytes if gemm.weight_bytes > cpu.l3_bytes else 0.0,
+            parallel_regions=1,
+        ),
+    )
+    return model.estimate_of(cpu, params.candidate(), works, (params.rows, params.tile_m))

@@ -1,0 +1,100 @@
+"""GEMMs of few rows with integer weights on CPUs: right results of every form, in bounds; nothing else is taken for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from support.cpus import AVX2, runnable
+from support.repository import REPOSITORY
+
+from kerneldecl.arrays import aligned, poisoned, relative_error
+from kerneldecl.artifact.kernels import tensor
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.plugins.load import load_rule
+from kerneldecl.policies import cpu_matmul_quantized as policy
+from kerneldecl.runners.guard_pages import Guarded, GuardedArray
+from kerneldecl.templates import cpu_matmul_quantized as template
+
+ARCH = runnable(AVX2)
+SMALL: dict[str, Any] = {"m": 5, "n": 37, "k": 256}
+PARAMS = {"rows": 2, "tile_m": 3}
+BLOCKS = {"n": 256, "weights": "int8", "scales": "block", "dtype": "int8", "activation_scales": "group"}
+
+
+def rule_of(attrs: dict[str, Any]) -> Any:
+    rule = load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, SMALL | attrs)
+    assert list(rule.problems()) == []
+    return rule
+
+
+def built(rule: Any, params: dict[str, Any]) -> Any:
+    mod = template.apply(canonical.lower(rule), params, ARCH)
+    assert mod is not None
+    return tvm.compile(mod, target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"m": 1, "dtype": "bfloat16"},
+        {"zero_points": True, "epilogue": ("bias", "relu")},
+        {"group": 32, "epilogue": ("add",)},
+        {"m": 1, "n": 1, "scales": "column"},
+        {"weights": "int8", "scales": "tensor"},
+        {"weights": "int8", "scales": "group", "zero_points": True, "dtype": "bfloat16", "m": 17},
+        BLOCKS,
+    ],
+    ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
+)
+def test_proposals_compute_the_reference(attrs: dict[str, Any]) -> None:
+    rule = rule_of(attrs)
+    inputs = rule.inputs(np.random.default_rng(0))
+    proposals = policy.propose(iter_space(canonical.lower(rule)), ARCH, 1000)
+    for each in {proposals[0], proposals[-1]}:
+        out = aligned(poisoned(rule.signature().outputs[0]))
+        built(rule, dict(each.candidate.params))(*(tensor(aligned(array)) for array in inputs), tensor(out))
+        assert relative_error(out, rule.reference(*inputs)) <= rule.tolerance(), each
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("attrs", [{"zero_points": True, "epilogue": ("bias",)}, {"weights": "int8", "scales": "column"}])
+def test_nothing_outside_of_the_arguments_is_touched(attrs: dict[str, Any], at_end: bool) -> None:
+    """Arguments lie beside pages that must not be read."""
+    rule = rule_of(attrs)
+    signature = rule.signature()
+    arrays = [GuardedArray(arg, is_input=arg in signature.inputs) for arg in signature.args]
+    placed = [array.placed(at_end=at_end) for array in arrays]
+    for place, value in zip(placed, rule.inputs(np.random.default_rng(0)), strict=False):
+        place[...] = value
+    kernel, tensors = built(rule, PARAMS), [tensor(place) for place in placed]
+    assert Guarded(arrays).watched(lambda: kernel(*tensors)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs"),
+    [
+        ("matmul", {"m": 4, "n": 32, "k": 64, "layout": "nt"}),
+        ("matmul_quantized", {"m": 4, "n": 64, "k": 128, "layout": "packed"}),
+        ("matmul_quantized", {"m": 4, "n": 64, "k": 128, "weights": "int8", "scales": "column", "dtype": "int8"}),
+        ("matmul_quantized", {"m": 4, "n": 64, "k": 128, "weights": "float8_e4m3fn", "scales": "column"}),
+    ],
+)
+def test_other_computations_are_none(name: str, attrs: dict[str, Any]) -> None:
+    mod = canonical.lower(load_rule(REPOSITORY, name).of(REPOSITORY, attrs))
+    assert template.apply(mod, PARAMS, ARCH) is None
+    assert policy.propose(iter_space(mod), ARCH, 5) == ()
+
+
+def test_groups_of_no_whole_vectors_and_many_rows_are_left_to_others() -> None:
+    assert template.apply(canonical.lower(rule_of({"group": 4})), PARAMS, ARCH) is None
+    assert policy.propose(iter_space(canonical.lower(rule_of({"m": 128}))), ARCH, 5) == ()
+
+
+@pytest.mark.parametrize("params", [{"rows": 0}, {"rows": 9}, {"tile_m": 0}, {"tile_m": 17}])
+def test_none_where_parameters_do_not_fit(params: dict[str, Any]) -> None:
+    assert template.apply(canonical.lower(rule_of({})), PARAMS | params, ARCH) is None
