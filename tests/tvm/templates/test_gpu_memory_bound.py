@@ -141,7 +141,7 @@ def cuda_source(sch: Any) -> str:
     return str(library.imports[0].inspect_source("cuda"))
 
 
-@pytest.mark.parametrize(("template", "rule", "attrs"), every(6, SMALL), ids=name_of)
+@pytest.mark.parametrize(("template", "rule", "attrs"), every(9, SMALL), ids=name_of)
 def test_proposed_schedules_compute_the_reference(template: str, rule: str, attrs: dict[str, Any]) -> None:
     made, mod = lowered(rule, attrs)
     inputs = made.inputs(np.random.default_rng(0))
@@ -157,7 +157,7 @@ def test_proposed_schedules_compute_the_reference(template: str, rule: str, attr
         assert (whole.numpy()[-MARGIN_BYTES:] == 1).all(), f"writes beyond its output: {sch.trace}"
 
 
-@pytest.mark.parametrize(("template", "rule", "attrs"), every(3, [*LARGE, *SMALL[::3]]), ids=name_of)
+@pytest.mark.parametrize(("template", "rule", "attrs"), every(6, [*LARGE, *SMALL[::3]]), ids=name_of)
 def test_proposed_kernels_can_be_launched(template: str, rule: str, attrs: dict[str, Any]) -> None:
     _, mod = lowered(rule, attrs)
     for sch in list(schedules(template, mod))[::5]:

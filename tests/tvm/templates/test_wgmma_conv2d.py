@@ -32,7 +32,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({4, 11, 12, 16, 20}, CONVOLUTIONS))
+@pytest.mark.parametrize(("attrs", "params"), at({4, 12, 20}, CONVOLUTIONS))
 def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     rule = rule_of(attrs)
     mod = wgmma_conv2d.apply(canonical.lower(rule), CONV_PARAMS | params, H200)

@@ -32,7 +32,7 @@ LAYER = {"n": 128, "h": 28, "w": 28, "c": 128, "f": 128, "kh": 3, "kw": 3, "padd
 @pytest.mark.parametrize(
     ("rule", "attrs", "multiply"),
     at(
-        {0, 4, 5},
+        {4},
         [
             ("matmul", LARGE | {"dtype": "float16"}, r"HGMMA\.64x\d+x16\.F32 "),
             ("matmul", LARGE | {"dtype": "float16", "accum_dtype": "float16"}, r"HGMMA\.64x\d+x16\.F16 "),
