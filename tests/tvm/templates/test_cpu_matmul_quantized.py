@@ -23,6 +23,8 @@ from kerneldecl.templates import cpu_matmul_quantized as template
 ARCH = runnable(AVX2)
 SMALL: dict[str, Any] = {"m": 5, "n": 37, "k": 256}
 PARAMS = {"rows": 2, "tile_m": 3}
+MXFP4 = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4 = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 BLOCKS = {"n": 256, "weights": "int8", "scales": "block", "dtype": "int8", "activation_scales": "group"}
 
 
@@ -48,6 +50,11 @@ def built(rule: Any, params: dict[str, Any]) -> Any:
         {"weights": "int8", "scales": "tensor"},
         {"weights": "int8", "scales": "group", "zero_points": True, "dtype": "bfloat16", "m": 17},
         BLOCKS,
+        MXFP4,
+        MXFP4 | {"m": 1, "n": 1, "k": 32, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
+        NVFP4,
+        NVFP4 | {"m": 1, "k": 48, "dtype": "bfloat16", "tensor_scale": False},
+        MXFP4 | {"dtype": "int8", "activation_scales": "token"},
     ],
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
