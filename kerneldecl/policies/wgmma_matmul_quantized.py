@@ -18,7 +18,7 @@ from kerneldecl.analysis.hopper_limits import (
     TMA_SMEM_ALIGN_BYTES,
     WARPGROUP_THREADS,
 )
-from kerneldecl.analysis.packed_weights import TILE_K, groups_of, packed_shape
+from kerneldecl.analysis.packed_weights import FLOAT4_GROUPS, TILE_K, groups_of, packed_shape
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
@@ -55,6 +55,8 @@ OTHER_REGISTERS = 68
 """Registers of a thread besides accumulators, without setmaxnreg (nvcc 13.0)."""
 DEQUANTISE_CYCLES = 80.0
 """Instructions of a warp for a k-tile of its 16 rows: about 20 for each 16 elements along k, as nvcc compiles them."""
+FLOAT4_DEQUANTISE_CYCLES = 170.0
+"""The same for float4_e2m1fn: 140 to 200, by the dtypes of operands and scales."""
 K_TILE_CYCLES = 300.0
 """Cycles of a consumer for a k-tile besides: barriers, loads from shared memory, the first of its MMAs. Assumed."""
 MIN_MMA_CYCLES = 130.0
@@ -104,6 +106,8 @@ class Problem(NamedTuple):
     """Bytes of a scale and of its zero point, if it has one."""
     out_bytes: int
     moved_bytes: int
+    dequantise_cycles: float
+    """Instructions of a warp for 16 rows and 64 elements along k."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -134,7 +138,8 @@ def problem_of(space: IterSpace, arch: Arch) -> Problem | None:
     if len(groups) != 1 or group not in groups_of(scale_dtype, k):
         return None
     factor_bytes = sum(dtype_bytes(access.dtype) for access in factors)
-    return Problem(m, n, k, group, factor_bytes, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space))
+    cycles = FLOAT4_DEQUANTISE_CYCLES if scale_dtype in FLOAT4_GROUPS else DEQUANTISE_CYCLES
+    return Problem(m, n, k, group, factor_bytes, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space), cycles)
 
 
 def _has_tma_rows(gemm: Contraction) -> bool:
@@ -227,7 +232,7 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
     least_cycles = MIN_MMA_CYCLES * tiling.block_k / TILE_K
     mma_cycles = max(least_cycles, MMA_TILE_ROWS * tiling.block_n * tiling.block_k / MMA_ELEMENTS_PER_CYCLE)
-    dequantise_cycles = DEQUANTISE_CYCLES * tiling.block_k / TILE_K
+    dequantise_cycles = problem.dequantise_cycles * tiling.block_k / TILE_K
     rows_cycles = max(dequantise_cycles, mma_cycles)
     turns = waves * k_tiles
     latency = K_TILE_CYCLES + mma_tiles * (dequantise_cycles + mma_cycles)
