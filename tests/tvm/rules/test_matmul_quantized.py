@@ -9,15 +9,18 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.canonical import lower
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
+from kerneldecl.compiler.cuda import cuda_program
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.rule import Rule
+from kerneldecl.toolchain import nvcc
 
 ROOT = REPOSITORY
 ARCH = load_arch(ROOT, "host")
@@ -144,3 +147,24 @@ def test_results_are_scaled_where_no_scale_varies_along_k() -> None:
     [reduction] = [block for block in iter_space(lower(load_rule(ROOT, "matmul_quantized")(**attrs))).blocks if block.is_reduction]
     assert [access.dtype for access in reduction.reads] == ["int8", "int8"]
     assert reduction.writes[0].dtype == "int32"
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("gpu", "sm"), [("a100-80gb", "sm_80"), ("rtx-4090", "sm_89"), ("h200", "sm_90a")])
+@pytest.mark.parametrize(
+    ("policy", "attrs"),
+    [
+        ("gpu_matmul_tc", {"m": 64, **MXFP4, "dtype": "bfloat16"}),
+        ("gpu_matmul_tc", {"m": 64, **NVFP4, "layout": "packed"}),
+        ("gpu_gemv", {"m": 1, **MXFP4}),
+        ("gpu_gemv", {"m": 1, **NVFP4, "dtype": "bfloat16"}),
+    ],
+)
+def test_blocks_compile_for_gpus_without_spills(policy: str, attrs: dict[str, Any], gpu: str, sm: str) -> None:
+    arch, function = load_arch(ROOT, gpu), lower(load_rule(ROOT, "matmul_quantized").of(ROOT, {"n": 512, "k": 512, **attrs}))
+    first, *_ = load_module("policies", ROOT, policy).propose(iter_space(function), arch, 1)
+    scheduled = apply_candidate(ROOT, function, first.candidate, arch)
+    assert scheduled is not None
+    usage = nvcc.compile_cubin(cuda_program(scheduled.mod, arch, "kernel").source, sm).usage
+    assert usage
+    assert not any(each.spill_bytes for each in usage.values())
