@@ -17,7 +17,7 @@ from .shared.quantization import TILE_K, TILE_ROWS, packed, packed_shape
 
 @dataclass(frozen=True, kw_only=True)
 class PackWeights(Rule):
-    """P = int4 weights in the order of matmul_quantized's layout packed: [k / 64, n / 16, 32 lanes, 16 bytes] of W, [n, k / 2]."""
+    """P = 4-bit weights in the order of matmul_quantized's layout packed: [k / 64, n / 16, 32 lanes, 16 bytes] of W, [n, k / 2]."""
 
     n: Extent
     """Rows of W; a multiple of 16."""

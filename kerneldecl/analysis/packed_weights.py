@@ -14,6 +14,13 @@ ROW_BYTES = TILE_K // 2
 """Bytes of a row of a tile."""
 GROUPS = (32, 64, 128, 256, 512, 1024)
 """Weights along k that may share a scale; one scale for all of k is a group of k."""
+FLOAT4_GROUPS = {"uint8": 32, "float8_e4m3fn": 16}
+"""Weights along k that share a scale where they are float4_e2m1fn, by the dtype as which scales are passed: MXFP4's are bytes."""
+
+
+def groups_of(scale_dtype: str, k: int) -> tuple[int, ...]:
+    """Return how many weights along k may share a scale of a dtype."""
+    return (FLOAT4_GROUPS[scale_dtype],) if scale_dtype in FLOAT4_GROUPS else (*GROUPS, k)
 
 
 def packed_shape(n: int, k: int) -> tuple[int, int, int, int]:

@@ -21,6 +21,8 @@ _ALSO_CALLED = {
     **dict.fromkeys(("single", "float", "fp32", "f32"), "float32"),
     **dict.fromkeys(("double", "fp64", "f64"), "float64"),
     **dict.fromkeys(("fp8", "e4m3", "float8"), "float8_e4m3fn"),
+    **dict.fromkeys(("fp4", "e2m1", "float4", "mxfp4", "nvfp4"), "float4_e2m1fn"),
+    **dict.fromkeys(("e8m0", "ue8m0"), "float8_e8m0fnu"),
     **dict.fromkeys(("linear", "dense", "gemm", "mm", "bmm", "addmm"), "matmul"),
     **dict.fromkeys(("conv", "convolution"), "conv2d"),
     **dict.fromkeys(("sdpa", "flash_attention", "mha"), "attention"),

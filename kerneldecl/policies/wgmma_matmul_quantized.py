@@ -18,7 +18,7 @@ from kerneldecl.analysis.hopper_limits import (
     TMA_SMEM_ALIGN_BYTES,
     WARPGROUP_THREADS,
 )
-from kerneldecl.analysis.packed_weights import GROUPS, TILE_K, packed_shape
+from kerneldecl.analysis.packed_weights import FLOAT4_GROUPS, TILE_K, groups_of, packed_shape
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
@@ -39,6 +39,9 @@ TILES = ((64, 1), (128, 1), (128, 2), (256, 2), (192, 3))
 BLOCK_K = (TILE_K, 2 * TILE_K)
 MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 64}
 """Accumulators of a thread at most, by consumers: beside them are two sets of registers for dequantised weights."""
+MAX_WORKSPACE_ACCUMULATORS = 96
+"""Accumulators of a thread at most where CTAs share k by a workspace and groups have 16 weights: with 128, their scales' registers spill
+(nvcc 13.0)."""
 CLUSTERS = (1, 2, 4)
 """CTAs of a cluster that share activations by TMA multicast, without split-K."""
 MIN_STAGES = 3
@@ -52,6 +55,8 @@ OTHER_REGISTERS = 68
 """Registers of a thread besides accumulators, without setmaxnreg (nvcc 13.0)."""
 DEQUANTISE_CYCLES = 80.0
 """Instructions of a warp for a k-tile of its 16 rows: about 20 for each 16 elements along k, as nvcc compiles them."""
+FLOAT4_DEQUANTISE_CYCLES = 170.0
+"""The same for float4_e2m1fn: 140 to 200, by the dtypes of operands and scales."""
 K_TILE_CYCLES = 300.0
 """Cycles of a consumer for a k-tile besides: barriers, loads from shared memory, the first of its MMAs. Assumed."""
 MIN_MMA_CYCLES = 130.0
@@ -101,6 +106,8 @@ class Problem(NamedTuple):
     """Bytes of a scale and of its zero point, if it has one."""
     out_bytes: int
     moved_bytes: int
+    dequantise_cycles: float
+    """Instructions of a warp for 16 rows and 64 elements along k."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -126,10 +133,13 @@ def problem_of(space: IterSpace, arch: Arch) -> Problem | None:
         return None
     groups = {access.shape[0] if len(access.shape) == 2 else 1 for access in factors}
     group = k // min(groups, default=1)
-    if len(groups) != 1 or group not in (*GROUPS, k):
+    # Of two factors one is zero points, which are bytes beside scales of 16 bits.
+    scale_dtype = max((access.dtype for access in factors), key=dtype_bytes, default="")
+    if len(groups) != 1 or group not in groups_of(scale_dtype, k):
         return None
     factor_bytes = sum(dtype_bytes(access.dtype) for access in factors)
-    return Problem(m, n, k, group, factor_bytes, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space))
+    cycles = FLOAT4_DEQUANTISE_CYCLES if scale_dtype in FLOAT4_GROUPS else DEQUANTISE_CYCLES
+    return Problem(m, n, k, group, factor_bytes, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space), cycles)
 
 
 def _has_tma_rows(gemm: Contraction) -> bool:
@@ -152,7 +162,8 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, tiles, k_tiles)]
         parts_of_two = -(-k_tiles // -(-k_tiles // max(1, min(2 * gpu.sm_count // tiles, k_tiles // MIN_WORKSPACE_K_TILES))))
         workspaces = {*workspace_choices(gpu, tiles, k_tiles), *([parts_of_two] if 1 < parts_of_two <= MAX_WORKSPACE_SPLIT_K else [])}
-        divided += [tile._replace(split_k=parts, workspace=1) for parts in sorted(workspaces)]
+        if problem.group >= 32 or tile.thread_accumulators <= MAX_WORKSPACE_ACCUMULATORS:
+            divided += [tile._replace(split_k=parts, workspace=1) for parts in sorted(workspaces)]
         for each, pdl in itertools.product(divided, (0, 1)):
             yield from _with_stages(problem, each._replace(pdl=pdl), gpu)
 
@@ -221,7 +232,7 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
     least_cycles = MIN_MMA_CYCLES * tiling.block_k / TILE_K
     mma_cycles = max(least_cycles, MMA_TILE_ROWS * tiling.block_n * tiling.block_k / MMA_ELEMENTS_PER_CYCLE)
-    dequantise_cycles = DEQUANTISE_CYCLES * tiling.block_k / TILE_K
+    dequantise_cycles = problem.dequantise_cycles * tiling.block_k / TILE_K
     rows_cycles = max(dequantise_cycles, mma_cycles)
     turns = waves * k_tiles
     latency = K_TILE_CYCLES + mma_tiles * (dequantise_cycles + mma_cycles)

@@ -1,7 +1,7 @@
 """Owns GEMMs of few rows with weights of 4 or 8 bits on CPUs: dot products along k, weights dequantised in registers.
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure, never by its names: an operand [n, k] is
-made of integers, element by element, and factors are shared by neighbours along k.
+made of bytes, element by element, and factors are shared by neighbours along k.
 
 Weights are not rounded to 16 bits before they are multiplied.
 
@@ -14,13 +14,13 @@ Returns a custom kernel, a PrimFunc without a trace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tvm import IRModule, tirx
 from tvm.ir import TensorLoad
 from tvm.tirx import Add, BufferStore, Cast, FloorDiv, IntImm, Mul
-from tvm_ffi import structural
+from tvm_ffi import structural, structural_equal
 
 from kerneldecl.analysis.cpu_params import CpuQuantizedParams
 from kerneldecl.model import Arch, Value, dtype_bytes
@@ -38,7 +38,11 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     lanes = arch.the_cpu.vector_bytes // dtype_bytes("float32")
     gemm = read_gemm(mod)
     found = read(gemm) if gemm is not None and chosen.fits() and lanes > 1 else None
-    return None if found is None or found.group % (found.planes * lanes) else build(found, chosen, lanes)
+    if found is None:
+        return None
+    # Groups of half a vector of bytes, as NVFP4's are for AVX-512, take vectors of half the lanes.
+    lanes = lanes if found.group % (found.planes * lanes) == 0 else lanes // 2
+    return None if lanes < 2 or found.group % (found.planes * lanes) else build(found, chosen, lanes)
 
 
 def read(gemm: Gemm) -> QuantizedGemm | None:
@@ -55,7 +59,7 @@ def read(gemm: Gemm) -> QuantizedGemm | None:
     if weight is None or a is None or not is_plain or axes.a.spatial_dim != 0 or not _is_product(block):
         return None
     value = weight.value.value if isinstance(weight.value, Cast) else weight.value
-    stored = [each for each in _loads(value) if str(each.source.ty.dtype) in INTEGERS and len(each.indices) == 2]
+    stored = _distinct(each for each in _loads(value) if str(each.source.ty.dtype) in INTEGERS and len(each.indices) == 2)
     planes = [k // int(each.source.ty.shape[1]) for each in stored if int(each.source.ty.shape[0]) == n and _is_weight(each, k)]
     if str(value.ty.dtype) != "float32" or len(planes) != 1:
         return None
@@ -101,6 +105,15 @@ def _is_product(block: Any) -> bool:
 def _loads(expr: Any) -> list[Any]:
     found: list[Any] = []
     structural.structural_walk(expr, [(TensorLoad, found.append)])
+    return found
+
+
+def _distinct(loads: Iterable[Any]) -> list[Any]:
+    """Return the first of equal loads: an expression may use an element twice."""
+    found: list[Any] = []
+    for load in loads:
+        if not any(structural_equal(load, other) for other in found):
+            found.append(load)
     return found
 
 

@@ -1,7 +1,8 @@
 """Owns the GEMM kernel with packed 4-bit weights on wgmma: consumers dequantise weights to registers, which are wgmma's operand A.
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure: the weights are those of rule
-`matmul_quantized` with layout `packed`, of float16 or bfloat16, one scale for each group of 32 or more weights along k or for a whole row.
+`matmul_quantized` with layout `packed`, of float16 or bfloat16: int4 with one scale for each group of 32 or more weights along k or for a
+whole row, or blocks of float4_e2m1fn (MXFP4, NVFP4).
 
 The operands are exchanged: the GEMM's n are rows of tiles, its m columns.
 
@@ -83,6 +84,7 @@ def kernel_of(problem: QuantizedGemm, params: GemmParams, block_k: int, arch: Ar
         sm_count=arch.the_gpu.sm_count,
         scales=scales,
         zeros=zeros,
+        float4_scales=str(problem.weights.scales.dtype) if problem.weights.is_float4 else "",
         k_parts=parts,
     )
     return kernel if kernel.can_store else None

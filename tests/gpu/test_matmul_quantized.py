@@ -13,10 +13,16 @@ INT4: dict[str, Any] = {"n": 1024, "k": 2048, "layout": "packed"}
 FLOAT8: dict[str, Any] = {
     "n": 1024, "k": 2048, "weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group",
 }  # fmt: skip
+MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 OTHERS: dict[str, dict[str, Any]] = {
     "bfloat16, zero points, groups of 32": {"m": 40, "dtype": "bfloat16", "zero_points": True, "group": 32},
     "columns, bias and residual": {"m": 17, "scales": "column", "epilogue": ["bias", "add"]},
     "groups of 64": {"m": 300, "group": 64},
+    "MXFP4, one row": {**MXFP4, "m": 1},
+    "MXFP4, bfloat16": {**MXFP4, "m": 70, "dtype": "bfloat16", "epilogue": ["bias"]},
+    "NVFP4": {**NVFP4, "m": 17},
+    "NVFP4, bfloat16, without a scale of the tensor": {**NVFP4, "m": 300, "dtype": "bfloat16", "tensor_scale": False},
 }
 CASES = [
     *(Case(f"int4, {m} rows", "matmul_quantized", INT4 | {"m": m}, proposed("wgmma_matmul_quantized", step=9)) for m in (1, 16, 64, 256)),
@@ -26,6 +32,11 @@ CASES = [
         for m in (4, 64, 1000)
     ),
     Case("int4 in rows by mma.sync", "matmul_quantized", INT4 | {"m": 64, "layout": "rows"}, proposed("gpu_matmul_tc", step=20)),
+    *(
+        Case(f"{name} in rows by mma.sync", "matmul_quantized", {"m": 64, "n": 512, "k": 512, **attrs}, proposed("gpu_matmul_tc", step=20))
+        for name, attrs in (("MXFP4", MXFP4), ("NVFP4", NVFP4))
+    ),
+    Case("MXFP4 in rows, one row", "matmul_quantized", {"m": 1, "n": 512, "k": 512, **MXFP4}, proposed("gpu_gemv", step=20)),
     Case("int8 by mma.sync", "matmul_quantized", {"m": 64, "n": 512, "k": 512, "weights": "int8"}, proposed("gpu_matmul_tc", step=20)),
 ]
 

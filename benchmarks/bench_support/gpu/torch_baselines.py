@@ -6,6 +6,7 @@ Knows nothing of kerneldecl's kernels, references or timing.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -314,6 +315,8 @@ def _matmul_quantized_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines
         return {}
     if attrs["weights"] == "int4" and attrs["scales"] == "group" and attrs["dtype"] in {"bfloat16", "float16"}:
         return _int4_baselines(attrs, sets)
+    if attrs["weights"] == "float4_e2m1fn" and attrs["dtype"] in {"bfloat16", "float16"}:
+        return _float4_baselines(attrs, sets)
     if attrs["weights"] == attrs["dtype"] == "int8" and attrs["scales"] == "column" and attrs["activation_scales"] == "token":
         return {"int_mm, then scales": lambda i: _scaled_int_mm(*sets[i])}
     return {}
@@ -330,6 +333,19 @@ def _int4_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
         "dequantised before": lambda i: F.linear(held[i][0], held[i][1]),
         "int4": lambda i: multiply(held[i][0], held[i][2], attrs["group"], held[i][3]),
     }
+
+
+def _float4_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's GEMM of blocks of 4-bit floats that were dequantised before: CPUs have none of their own."""
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    held = []
+    for a, packed, scale, *of_tensor, _ in sets:
+        codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1).long()
+        is_power = attrs["scale_dtype"] == "float8_e8m0fnu"
+        factors = torch.exp2(scale.float() - 127) if is_power else scale.float() * math.prod(each.item() for each in of_tensor)
+        wide = torch.cat([numbers, -numbers])[codes] * factors.mT.repeat_interleave(attrs["group"], dim=1)
+        held.append((a, wide.to(a.dtype)))
+    return {"dequantised before": lambda i: F.linear(*held[i])}
 
 
 def _scaled_int_mm(a: Tensor, w: Tensor, scales: Tensor, of_rows: Tensor, out: Tensor) -> Tensor:

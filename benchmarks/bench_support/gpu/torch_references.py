@@ -99,11 +99,20 @@ def _adjust_decode(attrs: Attrs, inputs: Args) -> None:
         inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
 
 
+def _adjust_quantized(attrs: Attrs, inputs: Args) -> None:
+    """Give blocks of 4-bit floats scales of size 1, none of them NaN: powers of two as bytes, or float8 and one float32."""
+    if attrs["scale_dtype"] == "float8_e8m0fnu":
+        inputs[2].random_(120, 128)
+    elif attrs["scale_dtype"]:
+        inputs[2].copy_(torch.rand(inputs[2].shape, device=inputs[2].device) + 0.5)
+
+
 _ADJUSTED: Mapping[str, Callable[[Attrs, Args], object]] = {
     "gemv_i4": lambda _, inputs: inputs[1].uniform_(0.01, 0.1),
     "batch_norm": lambda _, inputs: inputs[2].abs_().add_(0.1),
     "cross_entropy": lambda attrs, inputs: inputs[1].random_(0, attrs["classes"]),
     "embedding": lambda attrs, inputs: inputs[1].random_(0, attrs["rows"]),
+    "matmul_quantized": _adjust_quantized,
     "attention": _adjust_attention,
     "attention_decode": _adjust_decode,
 }

@@ -11,9 +11,17 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.analysis.packed_weights import LANE_WORDS, TILE_ROWS, TILE_WORDS
 from kerneldecl.analysis.tensor_cores import K_BYTES
-from kerneldecl.compiler.intrinsics.int4_fragments import dequantise_source
+from kerneldecl.compiler.intrinsics import float4_fragments, int4_fragments
 from kerneldecl.templates.hopper.consumer import issue_mma, release
 from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT
+
+
+def _source_of(kernel, scales):
+    """Return the name and CUDA of the function that dequantises a part of A, which has so many scales for a row."""
+    block_m = kernel.params.block_m
+    if kernel.float4_scales:
+        return float4_fragments.dequantise_source(kernel.dtype, kernel.float4_scales, scales, block_m)
+    return int4_fragments.dequantise_source(kernel.dtype, scales, block_m, has_zeros=kernel.zeros is not None)
 
 
 @T.inline
@@ -24,9 +32,7 @@ def _dequantise(consumer):
     # Rows have a scale for all parts, one for each, or several.
     scales = T.meta_var(kernel.scales.stage_rows // block_m)
     first_scale = T.meta_var(consumer.part * scales // kernel.k_parts * block_m)
-    name, source = T.meta_var(
-        dequantise_source(kernel.dtype, max(1, scales // kernel.k_parts), block_m, has_zeros=kernel.zeros is not None),
-    )
+    name, source = T.meta_var(_source_of(kernel, max(1, scales // kernel.k_parts)))
     for s in T.unroll(kernel.params.mma_tiles):
         row = T.meta_var((consumer.first_mma_tile + s) * MMA_TILE_ROWS + consumer.warp * TILE_ROWS)
         tile = T.meta_var(consumer.part * (block_m // TILE_ROWS) + row // TILE_ROWS)

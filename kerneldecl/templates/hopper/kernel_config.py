@@ -117,6 +117,8 @@ class GemmKernel:
     """Scales of A's rows in a k-tile: consumers dequantise A with them, or scale what a k-tile adds to accumulators; None without."""
     zeros: Operand | None = None
     """Zero points of A's rows; None where all are the same."""
+    float4_scales: str = ""
+    """Dtype as which the scales are passed where A is float4_e2m1fn; empty where it is int4."""
     column_scales: Any = None
     """Buffer of scales of B's blocks of 128 columns and k-tiles, where a k-tile's products are scaled; None without."""
     partial_sets: int = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from kerneldecl.analysis.packed_weights import ROW_BYTES, TILE_K, TILE_ROWS, TILE_WORDS
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.hopper.operands import Operand, TensorMap, TmaBoxes, operand_of
+from kerneldecl.templates.hopper.operands import Operand, TensorMap, TmaBoxes, io_dtype, operand_of
 from kerneldecl.templates.hopper.read_gemm import Matrix
 from kerneldecl.templates.hopper.read_quantized import PackedWeights
 
@@ -41,7 +41,7 @@ def factors_of(weights: PackedWeights, tile_rows: int, parts: int) -> tuple[Oper
 
 
 def _factor(weights: PackedWeights, buffer: Any, tile_rows: int, parts: int) -> Operand:
-    dtype, per_k_tile = str(buffer.dtype), max(1, parts * TILE_K // weights.group)
+    dtype, per_k_tile = io_dtype(str(buffer.dtype)), max(1, parts * TILE_K // weights.group)
     item = dtype_bytes(dtype)
     tensor_map = TensorMap(
         buffer=buffer,

@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.repository import REPOSITORY
 
+from kerneldecl.arrays import numpy_dtype
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule
+
+MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16}
 
 
 def rule(name: str = "matmul_quantized", **attrs: Any) -> Rule:
@@ -24,7 +28,17 @@ def rule(name: str = "matmul_quantized", **attrs: Any) -> Rule:
         ({"group": 48}, "group 48 does not divide k 128"),
         ({"scales": "column", "k": 7}, "k 7 is odd, but two weights of int4 share a byte"),
         ({"weights": "float8_e5m2", "zero_points": True}, "zero_points are for integers, not float8_e5m2"),
-        ({"weights": "int8", "layout": "packed"}, "layout packed is for int4, not int8"),
+        ({"weights": "int8", "layout": "packed"}, "layout packed is for int4 and float4_e2m1fn, not int8"),
+        ({"weights": "float4_e2m1fn"}, "weights float4_e2m1fn need scale_dtype float8_e8m0fnu (MXFP4) or float8_e4m3fn (NVFP4)"),
+        ({**MXFP4, "group": 16}, "MXFP4 has groups of 32, not group 16"),
+        ({**NVFP4, "group": 128}, "NVFP4 has groups of 16, not group 128"),
+        ({**NVFP4, "scales": "column"}, "NVFP4 has scales of groups, not scales column"),
+        ({**MXFP4, "k": 48}, "group 32 does not divide k 48"),
+        ({**MXFP4, "zero_points": True}, "zero_points are for integers, not float4_e2m1fn"),
+        ({**MXFP4, "tensor_scale": True}, "tensor_scale is for scale_dtype float8_e4m3fn, not float8_e8m0fnu"),
+        ({"tensor_scale": True}, "tensor_scale is for scale_dtype float8_e4m3fn, which is not given"),
+        ({"scale_dtype": "float8_e4m3fn"}, "scale_dtype float8_e4m3fn is for weights float4_e2m1fn, not int4"),
+        ({**MXFP4, "layout": "packed", "n": 24}, "layout packed has tiles of 16 x 64 weights, which n 24 and k 128 are no multiples of"),
         ({"layout": "packed", "n": 24}, "layout packed has tiles of 16 x 64 weights, which n 24 and k 128 are no multiples of"),
         ({"activation_scales": "token"}, "activation_scales are for activations of 8 bits, not float16"),
         (
@@ -70,6 +84,21 @@ def test_packed_weights_come_in_whole_tiles() -> None:
             {"weights": "int8", "zero_points": True, "scales": "tensor"},
             [("A", (2, 128), "float16"), ("W", (32, 128), "int8"), ("weight_scales", (1,), "float16"), ("zeros", (1,), "int8")],
         ),
+        (
+            {**MXFP4, "dtype": "bfloat16"},
+            [("A", (2, 128), "bfloat16"), ("W", (32, 64), "uint8"), ("weight_scales", (4, 32), "uint8")],
+        ),
+        (
+            {**NVFP4, "tensor_scale": True, "layout": "packed", "dtype": "int8", "activation_scales": "token", "epilogue": ("scale",)},
+            [
+                ("A", (2, 128), "int8"),
+                ("W", (2, 2, 32, 16), "uint8"),
+                ("weight_scales", (8, 32), "float8_e4m3fn"),
+                ("tensor_scale", (1,), "float32"),
+                ("activation_scales", (2,), "float32"),
+                ("scale", (1,), "float32"),
+            ],
+        ),
     ],
 )
 def test_arguments(attrs: dict[str, Any], shapes: list[tuple[str, tuple[int, ...], str]]) -> None:
@@ -102,8 +131,61 @@ def test_a_lane_finds_its_fragments_in_one_word(row_tiles: int, k_tiles: int, se
 @settings(max_examples=20)
 @given(st.sampled_from(["tensor", "column", "group", "block"]), st.booleans(), st.integers(0, 2**32 - 1))
 def test_both_layouts_mean_the_same(scales: str, zero_points: bool, seed: int) -> None:
-    attrs = {"scales": scales, "zero_points": zero_points, "group": 64, "epilogue": ("relu",)}
+    is_same_in_both_layouts({"scales": scales, "zero_points": zero_points, "group": 64, "epilogue": ("relu",)}, seed)
+
+
+@settings(max_examples=10)
+@given(st.sampled_from([MXFP4, NVFP4, NVFP4 | {"tensor_scale": True}]), st.integers(0, 2**32 - 1))
+def test_both_layouts_of_blocks_mean_the_same(attrs: dict[str, Any], seed: int) -> None:
+    is_same_in_both_layouts(attrs, seed)
+
+
+def is_same_in_both_layouts(attrs: dict[str, Any], seed: int) -> None:
     rows, packed = rule(**attrs), rule(**attrs, layout="packed")
     a, w, *factors = rows.inputs(np.random.default_rng(seed))
     tiles = np.asarray(rule("pack_weights").reference(w))
     assert np.array_equal(np.asarray(rows.reference(a, w, *factors)), np.asarray(packed.reference(a, tiles, *factors)))
+
+
+def weights_of(attrs: dict[str, Any], codes: np.ndarray, *factors: np.ndarray) -> np.ndarray:
+    """Return the weights [n, k] that codes [n, k] stand for: the results of a GEMM with the identity."""
+    n, k = codes.shape
+    of = rule(**attrs, m=k, n=n, k=k, out_dtype="float32")
+    assert list(of.problems()) == []
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    return np.asarray(of.reference(np.eye(k, dtype=of.signature().inputs[0].dtype), packed.astype(np.uint8), *factors)).T
+
+
+def test_codes_stand_for_the_numbers_of_the_format() -> None:
+    """The 16 numbers of float4_e2m1fn (OCP Microscaling Formats 1.0, table 5)."""
+    codes = np.arange(32, dtype=np.uint8)[np.newaxis] % 16
+    positive = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    numbers = positive + [-each for each in positive]
+    assert np.array_equal(weights_of(MXFP4, codes, np.full((1, 1), 127, np.uint8)), [numbers * 2])
+
+
+@settings(max_examples=20)
+@given(st.integers(127 - 15, 127 + 12), st.sampled_from([16, 32]))
+def test_scales_are_powers_of_two_of_their_groups(exponent: int, column: int) -> None:
+    codes, scales = np.full((2, 64), 3, np.uint8), np.full((2, 2), 127, np.uint8)
+    scales[column // 32, 1] = exponent
+    weights = weights_of(MXFP4, codes, scales)
+    assert weights[1, column] == 1.5 * 2.0 ** (exponent - 127)
+    assert weights[1, (column + 32) % 64] == weights[0, column] == 1.5
+
+
+def test_the_last_power_of_two_is_no_number() -> None:
+    """The exponent 255 is NaN, also for weights of 0 (OCP Microscaling Formats 1.0, section 5.4.1)."""
+    scales = np.full((2, 1), 127, np.uint8)
+    scales[1] = 255
+    with np.errstate(all="ignore"):
+        [numbers] = weights_of(MXFP4, np.zeros((1, 64), np.uint8), scales)
+    # Each result is a sum over all of k.
+    assert np.isnan(numbers).all()
+
+
+def test_a_scale_of_the_tensor_multiplies_those_of_groups() -> None:
+    codes = np.full((1, 32), 15, np.uint8)
+    scales = np.array([[0.5], [3.0]]).astype(numpy_dtype("float8_e4m3fn"))
+    [numbers] = weights_of({**NVFP4, "tensor_scale": True}, codes, scales, np.array([2.0], np.float32))
+    assert numbers.tolist() == [-6.0] * 16 + [-36.0] * 16

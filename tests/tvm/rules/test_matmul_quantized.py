@@ -9,19 +9,24 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.canonical import lower
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
+from kerneldecl.compiler.cuda import cuda_program
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.rule import Rule
+from kerneldecl.toolchain import nvcc
 
 ROOT = REPOSITORY
 ARCH = load_arch(ROOT, "host")
 NARROW = ("int8", "float8_e4m3fn", "float8_e5m2")
+MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 
 
 @st.composite
@@ -52,6 +57,29 @@ def rules(draw: st.DrawFn) -> Rule:
     return rule
 
 
+@st.composite
+def rules_of_blocks(draw: st.DrawFn) -> Rule:
+    """Draw a rule with weights in blocks of 4-bit floats: either format, every dtype of activations, odd numbers of rows and columns."""
+    attrs, dtype = (
+        draw(st.sampled_from((MXFP4, NVFP4, NVFP4 | {"tensor_scale": False}))),
+        draw(st.sampled_from(("float16", "bfloat16", *NARROW))),
+    )
+    is_packed = draw(st.booleans())
+    activation_scales = draw(st.sampled_from(("", "token", "group"))) if dtype in NARROW else ""
+    rule = load_rule(ROOT, "matmul_quantized")(
+        **attrs,
+        m=draw(st.integers(1, 5)),
+        n=16 * draw(st.integers(1, 3)) if is_packed else draw(st.integers(1, 9)),
+        k=draw(st.integers(1, 3)) * (128 if activation_scales == "group" else 64 if is_packed else attrs["group"]),
+        layout="packed" if is_packed else "rows",
+        dtype=dtype,
+        activation_scales=activation_scales,
+        epilogue=draw(st.sampled_from(((), ("bias",), ("scale", "silu", "add")))),
+    )
+    assert list(rule.problems()) == []
+    return rule
+
+
 def error_of(rule: Rule, function: Any) -> float:
     """Compile a function, run it on the rule's inputs, and return its error relative to the reference."""
     kernel = tvm.compile(function, target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
@@ -67,9 +95,32 @@ def test_a_kernel_matches_the_reference(rule: Rule) -> None:
     assert error_of(rule, lower(rule)) <= rule.tolerance()
 
 
+@settings(max_examples=10)
+@given(rules_of_blocks())
+def test_a_kernel_with_blocks_matches_the_reference(rule: Rule) -> None:
+    assert error_of(rule, lower(rule)) <= rule.tolerance()
+
+
+@pytest.mark.parametrize("code", [0, 1, 126, 254, 255])
+def test_every_power_of_two_scales(code: int) -> None:
+    """The least is subnormal, the largest too large for a weight of 2 or more, and the last code is NaN."""
+    rule = load_rule(ROOT, "matmul_quantized")(**MXFP4, m=1, n=2, k=32, dtype="bfloat16", out_dtype="float32")
+    a, w, scales = rule.inputs(np.random.default_rng(0))
+    a[:], w[:], scales[:] = 0, 0, code
+    a[0, 0], w[:, 0] = 1, (1, 7)
+    kernel = tvm.compile(lower(rule), target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+    out = aligned(poisoned(rule.signature().outputs[0]))
+    kernel(*map(tensor, map(aligned, (a, w, scales))), tensor(out))
+    factor = np.float64(2.0) ** (code - 127) if code < 255 else np.nan
+    with np.errstate(over="ignore"):
+        assert np.array_equal(out[0], np.array([0.5 * factor, 6 * factor]).astype(np.float32), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "attrs",
     [
+        {"m": 3, "n": 7, "k": 96, **MXFP4},
+        {"m": 70, "n": 33, "k": 48, **NVFP4, "dtype": "bfloat16", "epilogue": ("bias",)},
         {"m": 3, "n": 48, "k": 64, "group": 32},
         {"m": 5, "n": 33, "k": 64, "weights": "int8", "scales": "column", "zero_points": True, "epilogue": ("bias",)},
         {"m": 4, "n": 40, "k": 128, "weights": "float8_e4m3fn", "scales": "block", "dtype": "float8_e4m3fn", "activation_scales": "group"},
@@ -96,3 +147,24 @@ def test_results_are_scaled_where_no_scale_varies_along_k() -> None:
     [reduction] = [block for block in iter_space(lower(load_rule(ROOT, "matmul_quantized")(**attrs))).blocks if block.is_reduction]
     assert [access.dtype for access in reduction.reads] == ["int8", "int8"]
     assert reduction.writes[0].dtype == "int32"
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("gpu", "sm"), [("a100-80gb", "sm_80"), ("rtx-4090", "sm_89"), ("h200", "sm_90a")])
+@pytest.mark.parametrize(
+    ("policy", "attrs"),
+    [
+        ("gpu_matmul_tc", {"m": 64, **MXFP4, "dtype": "bfloat16"}),
+        ("gpu_matmul_tc", {"m": 64, **NVFP4, "layout": "packed"}),
+        ("gpu_gemv", {"m": 1, **MXFP4}),
+        ("gpu_gemv", {"m": 1, **NVFP4, "dtype": "bfloat16"}),
+    ],
+)
+def test_blocks_compile_for_gpus_without_spills(policy: str, attrs: dict[str, Any], gpu: str, sm: str) -> None:
+    arch, function = load_arch(ROOT, gpu), lower(load_rule(ROOT, "matmul_quantized").of(ROOT, {"n": 512, "k": 512, **attrs}))
+    first, *_ = load_module("policies", ROOT, policy).propose(iter_space(function), arch, 1)
+    scheduled = apply_candidate(ROOT, function, first.candidate, arch)
+    assert scheduled is not None
+    usage = nvcc.compile_cubin(cuda_program(scheduled.mod, arch, "kernel").source, sm).usage
+    assert usage
+    assert not any(each.spill_bytes for each in usage.values())

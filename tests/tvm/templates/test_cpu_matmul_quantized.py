@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from support.cpus import AVX2, runnable
+from support.cpus import AVX2, AVX512, runnable
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
@@ -23,6 +23,8 @@ from kerneldecl.templates import cpu_matmul_quantized as template
 ARCH = runnable(AVX2)
 SMALL: dict[str, Any] = {"m": 5, "n": 37, "k": 256}
 PARAMS = {"rows": 2, "tile_m": 3}
+MXFP4 = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4 = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 BLOCKS = {"n": 256, "weights": "int8", "scales": "block", "dtype": "int8", "activation_scales": "group"}
 
 
@@ -32,10 +34,10 @@ def rule_of(attrs: dict[str, Any]) -> Any:
     return rule
 
 
-def built(rule: Any, params: dict[str, Any]) -> Any:
-    mod = template.apply(canonical.lower(rule), params, ARCH)
+def built(rule: Any, params: dict[str, Any], arch: Any = ARCH) -> Any:
+    mod = template.apply(canonical.lower(rule), params, arch)
     assert mod is not None
-    return tvm.compile(mod, target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+    return tvm.compile(mod, target=target_of(arch), tir_pipeline=PIPELINE)["main"]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,11 @@ def built(rule: Any, params: dict[str, Any]) -> Any:
         {"weights": "int8", "scales": "tensor"},
         {"weights": "int8", "scales": "group", "zero_points": True, "dtype": "bfloat16", "m": 17},
         BLOCKS,
+        MXFP4,
+        MXFP4 | {"m": 1, "n": 1, "k": 32, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
+        NVFP4,
+        NVFP4 | {"m": 1, "k": 48, "dtype": "bfloat16", "tensor_scale": False},
+        MXFP4 | {"dtype": "int8", "activation_scales": "token"},
     ],
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
@@ -61,8 +68,16 @@ def test_proposals_compute_the_reference(attrs: dict[str, Any]) -> None:
         assert relative_error(out, rule.reference(*inputs)) <= rule.tolerance(), each
 
 
+def test_groups_of_half_a_vector_have_vectors_of_half_the_lanes() -> None:
+    """A vector of 16 bytes has 32 weights of 4 bits, but a group of NVFP4 16."""
+    rule = rule_of(NVFP4 | {"m": 3, "k": 80})
+    inputs, out = rule.inputs(np.random.default_rng(0)), aligned(poisoned(rule.signature().outputs[0]))
+    built(rule, PARAMS, runnable(AVX512))(*(tensor(aligned(array)) for array in inputs), tensor(out))
+    assert relative_error(out, rule.reference(*inputs)) <= rule.tolerance()
+
+
 @pytest.mark.parametrize("at_end", [False, True])
-@pytest.mark.parametrize("attrs", [{"zero_points": True, "epilogue": ("bias",)}, {"weights": "int8", "scales": "column"}])
+@pytest.mark.parametrize("attrs", [{"zero_points": True, "epilogue": ("bias",)}, {"weights": "int8", "scales": "column"}, NVFP4])
 def test_nothing_outside_of_the_arguments_is_touched(attrs: dict[str, Any], at_end: bool) -> None:
     """Arguments lie beside pages that must not be read."""
     rule = rule_of(attrs)

@@ -110,6 +110,28 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         "gpu_matmul_tc",
         {**GEMM, "split_k": 1, "smem_epilogue": 0},
     ),
+    "4-bit floats with powers of two, odd rows": (
+        "matmul_quantized",
+        {"m": 33, "n": 96, "k": 128, "weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32, "dtype": "bfloat16"},
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 1},
+    ),
+    "packed 4-bit floats with float8 scales and one of the tensor": (
+        "matmul_quantized",
+        {
+            "m": 48,
+            "n": 96,
+            "k": 128,
+            "weights": "float4_e2m1fn",
+            "scale_dtype": "float8_e4m3fn",
+            "group": 16,
+            "tensor_scale": True,
+            "dtype": "float16",
+            "layout": "packed",
+        },
+        "gpu_matmul_tc",
+        {**GEMM, "split_k": 1, "smem_epilogue": 0},
+    ),
     "convolution": (
         "conv2d",
         {"n": 1, "h": 16, "w": 32, "c": 3, "f": 32, "kh": 5, "kw": 5, "stride": 2, "padding": 2},

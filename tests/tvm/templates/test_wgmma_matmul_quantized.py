@@ -23,6 +23,8 @@ from kerneldecl.toolchain import nvcc
 
 ROOT = REPOSITORY
 PACKED = {"layout": "packed"}
+MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 FLOAT8 = {"weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group"}
 PLAIN = {"block_m": 64, "consumers": 1, "stages": 4, "cluster_m": 1, "raster_group": 1, "split_k": 1, "pdl": 0, "workspace": 0}
 INT4 = {**PLAIN, "block_n": 8, "block_k": 64}
@@ -57,6 +59,27 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {"m": 70, "n": 256, "k": 512, "group": 32, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
         {"block_m": 128, "block_n": 80, "consumers": 2, "stages": 3, "block_k": 128},
     ),
+    "MXFP4, one row": ("quantized", {**MXFP4, "m": 1, "n": 128, "k": 256}, {}),
+    "MXFP4, bfloat16, k-tiles of 128, two MMA tiles, split-K": (
+        "quantized",
+        {**MXFP4, "m": 70, "n": 256, "k": 512, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
+        {"block_m": 256, "block_n": 72, "consumers": 2, "split_k": 2, "stages": 3, "block_k": 128},
+    ),
+    "NVFP4, bias and residual, odd k-tiles": (
+        "quantized",
+        {**NVFP4, "m": 17, "n": 192, "k": 320, "epilogue": ("bias", "add")},
+        {"block_m": 128, "block_n": 16, "consumers": 2},
+    ),
+    "NVFP4, bfloat16, k-tiles of 128, workspace, without a scale of the tensor": (
+        "quantized",
+        {**NVFP4, "m": 40, "n": 128, "k": 1024, "dtype": "bfloat16", "tensor_scale": False},
+        {"block_m": 128, "block_n": 64, "split_k": 3, "workspace": 1, "block_k": 128},
+    ),
+    "NVFP4, multicast, PDL": (
+        "quantized",
+        {**NVFP4, "m": 100, "n": 256, "k": 512},
+        {"block_m": 128, "block_n": 64, "consumers": 2, "cluster_m": 2, "stages": 3, "block_k": 128, "pdl": 1},
+    ),
     "multicast": (
         "quantized",
         {"m": 100, "n": 256, "k": 512, "group": 256},
@@ -84,6 +107,8 @@ OF_EACH_KIND = (
     "one row, k-tiles of 128",
     "bfloat16, zero points, groups of 32, two MMA tiles, split-K",
     "a scale for each column, fewer columns than a tile, PDL",
+    "MXFP4, bfloat16, k-tiles of 128, two MMA tiles, split-K",
+    "NVFP4, bias and residual, odd k-tiles",
     "multicast",
     "float8, odd sizes, bias and residual",
     "e5m2, three consumers",
@@ -127,12 +152,20 @@ def test_computes_what_the_rule_does(name: str) -> None:
 @pytest.mark.parametrize("kind", ["quantized", "block_scaled"])
 def test_the_template_takes_every_candidate(kind: str, size: tuple[int, int, int]) -> None:
     m, n, k = size if kind == "quantized" or size[0] % 4 == 0 else (4, *size[1:])
+    takes_every_candidate(kind, {"m": m, "n": n, "k": k})
+
+
+@pytest.mark.parametrize("attrs", [MXFP4 | {"m": 16}, NVFP4 | {"m": 300, "dtype": "bfloat16"}], ids=["MXFP4", "NVFP4"])
+def test_the_template_takes_every_candidate_of_blocks(attrs: dict[str, Any]) -> None:
+    takes_every_candidate("quantized", {"n": 4096, "k": 4096, **attrs})
+
+
+def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
     policy, arch = load_module("policies", ROOT, f"wgmma_matmul_{kind}"), the_gpu(132)
-    space = iter_space(canonical.lower(rule_of(kind, {"m": m, "n": n, "k": k})))
-    proposals = policy.propose(space, arch, 4)
+    proposals = policy.propose(iter_space(canonical.lower(rule_of(kind, attrs))), arch, 4)
     assert len(proposals) == 4
     assert [each.predicted_secs for each in proposals] == sorted(each.predicted_secs for each in proposals)
-    assert all(made(kind, {"m": m, "n": n, "k": k}, dict(each.candidate.params), arch) is not None for each in proposals[:2])
+    assert all(made(kind, attrs, dict(each.candidate.params), arch) is not None for each in proposals[:2])
 
 
 @pytest.mark.parametrize(
@@ -140,6 +173,8 @@ def test_the_template_takes_every_candidate(kind: str, size: tuple[int, int, int
     [
         ("quantized", {"m": 8, "n": 128, "k": 256, "layout": "rows"}, {}),
         ("quantized", {"m": 8, "n": 128, "k": 256, "scales": "tensor"}, {}),
+        ("quantized", {**MXFP4, "m": 8, "n": 128, "k": 256, "layout": "rows"}, {}),
+        ("quantized", {**NVFP4, "m": 8, "n": 128, "k": 256, "dtype": "int8"}, {}),
         ("quantized", {"m": 8, "n": 128, "k": 320, "group": 64}, {"block_k": 128}),  # no whole k-tiles
         ("quantized", {"m": 8, "n": 128, "k": 256}, {"block_k": 256}),
         ("quantized", {"m": 8, "n": 128, "k": 256}, {"stages": 20}),
@@ -170,3 +205,39 @@ def test_policies_leave_other_computations_alone() -> None:
         propose = load_module("policies", ROOT, f"wgmma_matmul_{kind}").propose
         others = [plain, *(space for other, space in of_kind.items() if other != kind)]
         assert [propose(space, the_gpu(), 8) for space in others] == [(), ()]
+
+
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+"""What the last three bits of a code of float4_e2m1fn stand for (OCP Microscaling Formats 1.0, table 5)."""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("attrs", [MXFP4, NVFP4 | {"tensor_scale": False}], ids=["MXFP4", "NVFP4"])
+def test_every_code_meets_every_scale(attrs: dict[str, Any], dtype: str) -> None:
+    """Each result is one weight, rounded to the dtype of operands; NaN or infinity among weights makes all sums with it such."""
+    group, m, n, k = attrs["group"], 64, 128, 256
+    sizes = {"m": m, "n": n, "k": k, "dtype": dtype, "out_dtype": "float32"}
+    a, codes = np.eye(m, k).astype(numpy_dtype(dtype)), np.zeros((n, k), np.uint8)
+    codes[:, :m] = np.arange(m) % 16
+    # Neighbouring codes of scales share a column, so that infinite weights have columns of their own.
+    groups = m // group
+    scales = np.zeros((k // group, n), np.uint8)
+    scales[:groups] = np.arange(groups * n).reshape(n, groups).T * 256 // (groups * n)
+    stored = scales if group == 32 else scales.view(numpy_dtype("float8_e4m3fn"))
+    packed = load_rule(ROOT, "pack_weights")(n=n, k=k).reference(codes[:, ::2] | codes[:, 1::2] << 4)
+
+    mod = made("quantized", attrs | sizes, {"block_n": m})
+    result = Kernel(mod["main"])(a, np.asarray(packed), stored, np.full((m, n), np.nan, np.float32))[-1]
+
+    factors = (
+        scales.view(numpy_dtype("float8_e8m0fnu" if group == 32 else "float8_e4m3fn")).astype(np.float64)[:groups].repeat(group, axis=0)
+    )
+    values = np.where(codes > 7, -1, 1) * NUMBERS[codes & 7]
+    with np.errstate(all="ignore"):
+        weights = (values[:, :m].T * factors).astype(numpy_dtype(dtype)).astype(np.float32)
+    finite = np.isfinite(weights).all(axis=0)
+    assert finite.sum() > n // 8
+    assert np.array_equal(result[:, finite], weights[:, finite])
+    assert np.isnan(result[:, np.isnan(weights).any(axis=0)]).all()
+    assert not np.isfinite(result[:, ~finite]).any()
