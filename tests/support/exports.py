@@ -44,13 +44,14 @@ OF_EACH_KIND = (
 
 @functools.cache
 def entries(target: str = "h200") -> dict[str, EntryPlan]:
-    """Return the repository's entries for a target with their committed records, also those that today's references have not seen."""
+    """Return the repository's entries for a target that have committed records, also those that today's references have not seen."""
     plan = make_plan(open_workspace(REPOSITORY))
     store = LocalStore(REPOSITORY / "cache")
     read = (store.read("tune", path.stem, is_local=False) for path in (REPOSITORY / "cache" / "record" / "tune").glob("*.json"))
     results = [TuneResult(record.key, record.result) for record in read if isinstance(record, Record)]
     recorded = {result.computation: result for result in results}
-    return {each.entry: with_record(each, recorded) for each in plan.entries if each.workload.target == target}
+    found = (with_record(each, recorded) for each in plan.entries if each.workload.target == target)
+    return {each.entry: each for each in found if each.tuned is not None}
 
 
 def with_record(entry: EntryPlan, recorded: Mapping[str, TuneResult]) -> EntryPlan:
