@@ -67,6 +67,24 @@ class CpuQuantizedParams(NamedTuple):
         return Candidate.of("cpu_matmul_quantized", self._asdict())
 
 
+class CpuInt8Params(NamedTuple):
+    """The parameters of `cpu_matmul_int8`: register tiles of dot products along k, and their instruction."""
+
+    tile_m: int
+    """Rows of A of a register tile."""
+    tile_n: int
+    """Rows of W of a register tile."""
+    dot: str
+    """Instruction: vnni or pairs, as `cpu_features.byte_dots` returns them."""
+
+    def fits(self) -> bool:
+        """Say whether a kernel can be built."""
+        return 1 <= self.tile_m <= 16 and 1 <= self.tile_n <= 8
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_matmul_int8", self._asdict())
+
+
 class CpuAttentionParams(NamedTuple):
     """The parameters of `cpu_attention`: blocks of queries by blocks of keys, with queries in vectors."""
 

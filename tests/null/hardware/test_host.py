@@ -53,3 +53,23 @@ def test_an_unknown_core_is_taken_for_any_of_its_machine(arm: Path) -> None:
     assert found.model == "aarch64 (0x41-0xfff)"
     assert host.runs("generic", "aarch64-linux-gnu")
     assert not host.runs("generic", "x86_64-linux-gnu")
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "processor", "attributes"),
+    [
+        (0x6A, "avx2 avx512bw avx512_vnni", "icelake-server", (host.NO_SCATTER,)),
+        (0x6A, "avx2 avx512bw", "x86-64-v4", (host.NO_SCATTER,)),
+        (0xA7, "avx2 avx512bw avx512_vnni", "x86-64-v4", ("+avx512vnni", host.NO_SCATTER)),
+    ],
+    ids=["its kind has dot products of bytes", "a hypervisor hides them", "it is known by its level alone"],
+)
+def test_dot_products_of_bytes_are_in_the_target_where_the_cpu_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: int, flags: str, processor: str, attributes: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "intel", "6.1", "#1", "x86_64")))
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
+    text = f"processor : 0\nvendor_id : GenuineIntel\ncpu family : 6\nmodel : {model}\nflags : {flags}\n"
+    host.CPUINFO.write_text(text, encoding="utf-8")
+    target = dict(host.detect().tvm_target)
+    assert (target["mcpu"], target["mattr"]) == (processor, attributes)

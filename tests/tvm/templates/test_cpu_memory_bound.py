@@ -280,6 +280,15 @@ def test_unsuitable_functions_give_none_and_never_an_error(template: str, other:
             SUITED[other].check(sch)
 
 
+@pytest.mark.parametrize("vectors", [1, 2, 4])
+def test_rows_that_half_vectors_divide_have_no_partial_iteration(vectors: int) -> None:
+    """Iterations with a predicate would be computed element by element."""
+    made = softmax((9, 68))
+    sch = importlib.import_module(f"kerneldecl.templates.{ROWWISE}").apply(made.mod, {"vectors": vectors, "parallel": False}, ARCH)
+    assert "pragma_loop_partition_hint" not in sch.mod.script()
+    made.check(sch)
+
+
 def test_fallback_ends_with_the_function_as_it_is() -> None:
     made = SUITED[FALLBACK]
     *_, plain = proposals(FALLBACK, made.mod)
