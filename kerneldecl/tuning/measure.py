@@ -300,10 +300,9 @@ def known(task: Task, code_digest: str, store: Store) -> Trial | None:
     return earlier.judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
 
 
-def has_judged(task: Task, store: Store) -> bool:
-    """Say whether the task's reference has judged a kernel before: its inputs and its reference can be made."""
-    records = store.all("measure", is_local=task.arch.is_detected)
-    return any(record.result.get("reference") == task.reference_digest for record in records)
+def judges(store: Store, *, is_local: bool) -> frozenset[str]:
+    """Return the digests of the references that have judged a kernel before: their inputs and they themselves can be made."""
+    return frozenset(record.result["reference"] for record in store.all("measure", is_local=is_local))
 
 
 def _keep(task: Task, trial: Trial, store: Store) -> None:

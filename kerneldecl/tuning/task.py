@@ -130,6 +130,8 @@ class Task:
     """What earlier searches found out about candidates."""
     reference: Mapping[str, Any] = field(default_factory=dict)
     """Root, rule and attributes that inputs and reference come from, where they are not the workload's own."""
+    has_judged: Callable[[], bool] | None = None
+    """Says whether its reference has judged a kernel before this build; None where nobody knows."""
     ended_by: EndedBy | None = None
     """Says whether its search is to end with what it has; None where nothing from outside ends it."""
     priority: int = 0
