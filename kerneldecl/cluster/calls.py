@@ -26,8 +26,9 @@ from kerneldecl.cluster.parcels import Call, Parcel, Parcels, Waiting
 from kerneldecl.errors import ToolchainError
 
 POLL_SECS = 1.0
-_GATHER_SECS = 0.005
-"""What is asked within this time goes in one message."""
+_PAUSE_SECS, _BUSY_PAUSE_SECS = 0.002, 0.02
+"""What is asked or has ended within this time goes in one message; the longer one where many calls are under way."""
+_MANY = 24
 _DIED = "its process was killed by SIGKILL: the cluster's workers that it ran on have died, one after the other"
 
 
@@ -94,6 +95,10 @@ class Calls:
         for item in items:
             item.tell(error)
 
+    def _pause(self) -> None:
+        """Let others ask or end meanwhile: one message then serves several."""
+        time.sleep(_BUSY_PAUSE_SECS if len(self._flying) >= _MANY else _PAUSE_SECS)
+
     # Sending
 
     def _send(self) -> None:
@@ -101,7 +106,7 @@ class Calls:
         while not self._is_closed:
             try:
                 self._asked.get(timeout=due_secs)
-                time.sleep(_GATHER_SECS)  # who asks meanwhile is served by the same message
+                self._pause()
                 while True:
                     self._asked.get_nowait()
             except queue.Empty:
@@ -179,6 +184,7 @@ class Calls:
         found: list[Future | None] = []
         try:
             found.append(self._ended.get(timeout=POLL_SECS))
+            self._pause()
             while True:
                 found.append(self._ended.get_nowait())
         except queue.Empty:

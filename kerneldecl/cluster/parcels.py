@@ -5,6 +5,7 @@ Knows nothing of workers, of what is called, or of how it travels. The caller ke
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -111,4 +112,4 @@ def _shared_out(items: Sequence[Waiting], size: int) -> list[Parcel]:
     """Return parcels of about the same number of calls, none of more than `size`."""
     count = math.ceil(len(items) / size)
     ends = [len(items) * place // count for place in range(count + 1)] if count else [0]
-    return [tuple(items[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    return [tuple(items[start:end]) for start, end in itertools.pairwise(ends)]
