@@ -21,6 +21,7 @@ from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.null_build import stamp
 from kerneldecl.null_build.note import note_complete
+from kerneldecl.planning.current import Looked
 from kerneldecl.planning.plan import Plan
 from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace, with_overrides
@@ -82,7 +83,7 @@ def frozen_workspace(root: Path, overrides: Mapping[str, Any] = MappingProxyType
         opened = open_workspace(root, sources)
         if overrides:
             opened = with_overrides(opened, overrides)
-        yield dataclasses.replace(opened, surroundings=before, is_current=lambda: stamp.surroundings() == before)
+        yield dataclasses.replace(opened, surroundings=before, is_current=Looked(lambda: stamp.surroundings() == before))
 
 
 def run_build(

@@ -21,6 +21,12 @@ def to_json(value: Any) -> Any:
     return dataclasses.asdict(value)
 
 
+@functools.lru_cache(maxsize=64)
+def arch_to_json(arch: Arch) -> Any:
+    """Return an arch as JSON, the same object for each request that names it: nobody changes it."""
+    return to_json(arch)
+
+
 def signature_from_json(json: Mapping[str, Any]) -> Signature:
     inputs, outputs = (tuple(Arg(a["name"], tuple(a["shape"]), a["dtype"]) for a in json[side]) for side in ("inputs", "outputs"))
     return Signature(inputs, outputs, json.get("updated", 0))

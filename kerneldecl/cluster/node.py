@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import queue
 import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed import Worker, WorkerPlugin, get_worker
 
@@ -166,6 +168,22 @@ class Node(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
                     event = replace(event, process=f"{role} {socket.gethostname()} {pid}")
                 found.append(event)
         return tuple(found)
+
+
+class Returned(NamedTuple):
+    """What a worker sends back."""
+
+    told: tuple[Told, ...]
+    """What it has to say to each call, in their order."""
+    secs: float | None
+    """How long it was busy with all of them; None where it has died."""
+
+
+def called(content: bytes) -> Returned:
+    """Make some calls on the worker that this runs on: functions of this module with their arguments, pickled."""
+    began = time.perf_counter()
+    told = tuple([function(*arguments) for function, arguments in pickle.loads(content)])  # noqa: S301  Dask's own messages are pickled
+    return Returned(told, time.perf_counter() - began)
 
 
 def answered(build: str, request: Json, limit_secs: float, stored: Files) -> Told:

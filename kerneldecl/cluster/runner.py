@@ -18,9 +18,10 @@ from typing import Any, Self
 from distributed import Client
 
 from kerneldecl.cluster import node
-from kerneldecl.cluster.calls import Call, Calls, waited_for, workers_with
+from kerneldecl.cluster.calls import Calls, waited_for, workers_with
 from kerneldecl.cluster.likeness import likeness
 from kerneldecl.cluster.node import Files, Home, Node, Told
+from kerneldecl.cluster.parcels import Call
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Arch, Trial
@@ -91,6 +92,7 @@ class ClusterRunner:
         except (OSError, ValueError) as error:
             raise ToolchainError(f"no scheduler of Dask answers at {address}: {error}; `dask scheduler` starts one") from None
         self._calls = Calls(self._client, self._cluster.patience_secs, self._say)
+        held.callback(self._calls.close)
         with snapshot(Path(self._home.sources)) as copy:
             sources = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
         there = {} if self._cluster.runners is None else {"runners": self._cluster.runners}
@@ -124,7 +126,7 @@ class ClusterRunner:
     def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, priority: int = 0) -> Answers:
         """Have requests answered by any workers; what they leave in the store and in the task's folder comes here."""
         calls = [
-            Call(node.answered, (self._build, dict(each), limit_secs, self._known(each)), "compile", priority=-priority)
+            Call(node.answered, (self._build, dict(each), limit_secs, self._known(each)), "compile", each["action"], priority=-priority)
             for each in requests
         ]
         return self._taken(requests, self._calls.answers(calls))
@@ -205,13 +207,13 @@ class ClusterRunner:
         return ""
 
     def _measuring(self, function: Callable[..., Told], arguments: tuple[Any, ...], arch: Arch, place: int) -> Call:
-        return Call(function, arguments, f"measure for {arch.name}", {_resource(arch): 1}, _URGENT - place)
+        return Call(function, arguments, f"measure for {arch.name}", "", {_resource(arch): 1}, _URGENT - place)
 
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
         """Return a batch after a worker has measured it."""
         self.why_not(task.arch)
         # What ends a search early is asked here, between batches.
-        sent = replace(task, groups=(), known={}, build_archs={}, shared={}, ended_by=None)
+        sent = replace(task, groups=(), known={}, build_archs={}, shared={}, has_judged=None, ended_by=None)
         if not self._elsewhere[task.arch]:
             with self._measuring_here:
                 found = measured(doing, sent, trials, self._here, self._store)

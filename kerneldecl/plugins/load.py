@@ -102,14 +102,26 @@ def _imported(kind: Kind, root: Path, name: str) -> ModuleType:
 def _package(kind: Kind, root: Path) -> str:
     """Return the name of the package whose modules are the files of a kind; edited files make another package."""
     folders = plugin_folders(kind, root)
-    return _package_of(kind, folders, (file for folder in folders for file in folder.rglob("*.py")))
+    standard = b"".join(map(_standard_content, folders[1:]))
+    return _package_of(kind, folders, folders[0].rglob("*.py"), standard)
 
 
-def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[Path]) -> str:
-    content = hashlib.sha256(repr(tuple(folder.resolve() for folder in folders)).encode())
+@functools.cache
+def _standard_content(folder: Path) -> bytes:
+    """Return a digest of the standard plug-ins beside a workspace's own. A process reads them once: it keeps their modules, too."""
+    return _content(folder.rglob("*.py"))
+
+
+def _content(files: Iterable[Path]) -> bytes:
+    content = hashlib.sha256()
     for file in sorted(files):
         content.update(os.fsencode(f"\n{file}\n") + file.read_bytes())
-    name = f"{_SYNTHETIC}{kind}_{content.hexdigest()[:16]}"
+    return content.digest()
+
+
+def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[Path], beside: bytes = b"") -> str:
+    where = repr(tuple(folder.resolve() for folder in folders)).encode()
+    name = f"{_SYNTHETIC}{kind}_{hashlib.sha256(where + _content(files) + beside).hexdigest()[:16]}"
     if name not in sys.modules:
         package = ModuleType(name)
         package.__path__ = [str(folder) for folder in folders]

@@ -39,7 +39,9 @@ def shared_by(workload: Workload) -> Hashable:
 def follows(session: Session, entry: EntryPlan) -> bool:
     """Say whether another entry of its key is declared before an entry."""
     own = shared_by(entry.workload)
-    first = next((each for each in session.plan.entries if own and shared_by(each.workload) == own), entry)
+    if own is None:
+        return False
+    first = next((each for each in session.plan.entries if shared_by(each.workload) == own), entry)
     return first.entry != entry.entry
 
 

@@ -5,23 +5,31 @@ Knows nothing of policies: a worker asks them.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from kerneldecl.planning.plan import EntryPlan, reads_records
-from kerneldecl.serial import to_json
+from kerneldecl.runners.process import Answer
+from kerneldecl.serial import arch_to_json
 from kerneldecl.stages.session import Session
 from kerneldecl.tuning.nearest import Nearest
 from kerneldecl.tuning.task import PROPOSE_SECS
+
+KEPT_EVERY_SECS = 0.2
+"""What policies have answered is kept so often: to look whether kerneldecl was changed meanwhile takes as long as an answer."""
 
 
 def propose_entries(session: Session) -> None:
     """Have the policies of every entry propose candidates, where they or what they see has changed."""
     workspace = session.workspace
     nearest: dict[bool, Nearest] = {}
+    answered: list[tuple[EntryPlan, Answer]] = []
+    kept = time.monotonic()
     for entry in session.pending("propose"):
         assert entry.lowered is not None, "what is proposed for is lowered"
         action = entry.action("propose")
-        asked = {"space": entry.lowered.space_json, "arch": to_json(entry.arch), "top_k": entry.workload.top_k}
+        asked = {"space": entry.lowered.space_json, "arch": arch_to_json(entry.arch), "top_k": entry.workload.top_k}
         request = {
             "action": "propose",
             "device": "policy",
@@ -37,9 +45,20 @@ def propose_entries(session: Session) -> None:
             if session.is_over:
                 break
         else:
-            workspace.check_current()
-            workspace.store.write("propose", action.manifest, answer, is_local=entry.arch.is_detected)
+            answered.append((entry, answer))
+        if time.monotonic() - kept > KEPT_EVERY_SECS:
+            _keep(session, answered)
+            answered, kept = [], time.monotonic()
+    _keep(session, answered)
     session.replan()
+
+
+def _keep(session: Session, answered: Sequence[tuple[EntryPlan, Answer]]) -> None:
+    """Keep what policies have proposed."""
+    if answered:
+        session.workspace.check_current()
+    for entry, answer in answered:
+        session.workspace.store.write("propose", entry.action("propose").manifest, answer, is_local=entry.arch.is_detected)
 
 
 def _recorded(session: Session, entry: EntryPlan, nearest: dict[bool, Nearest]) -> dict[str, Any]:

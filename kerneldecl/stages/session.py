@@ -99,6 +99,8 @@ class Session:
     """What was built to be measured elsewhere, by target."""
     earlier: dict[bool, Earlier] = field(default_factory=dict)
     """What the tune records know, of detected archs (true) and of declared ones, once anybody has asked."""
+    judges: dict[bool, frozenset[str]] = field(default_factory=dict)
+    """References that have judged a kernel before this build, on detected archs (true) and on declared ones, once anybody has asked."""
     imports: dict[str, SharedStore] = field(default_factory=dict)
     """Imported packages to fetch from, by name, once anything was lacking."""
     shows_ranked: bool = True

@@ -18,6 +18,7 @@ from kerneldecl.timing import measuring
 from kerneldecl.tuning.budget import EndedBy, Ending
 from kerneldecl.tuning.earlier import Earlier, Known
 from kerneldecl.tuning.events import Step
+from kerneldecl.tuning.measure import judges
 from kerneldecl.tuning.search import BUILT_FIELDS
 from kerneldecl.tuning.task import OnProgress, Task
 
@@ -65,7 +66,15 @@ def with_known(session: Session, entry: EntryPlan, task: Task) -> Task:
             )
             fields = trial_to_json(trial)
             store.write("build", manifest, {name: fields[name] for name in BUILT_FIELDS if name in fields}, is_local=True)
-    return replace(task, known=before.trials(task.tolerance))
+    return replace(task, known=before.trials(task.tolerance), has_judged=lambda: task.reference_digest in _judges(session, entry))
+
+
+def _judges(session: Session, entry: EntryPlan) -> frozenset[str]:
+    """Return the references that have judged before this build; all records are read once, however many entries ask."""
+    is_local = entry.arch.is_detected
+    if is_local not in session.judges:
+        session.judges[is_local] = judges(session.workspace.store, is_local=is_local)
+    return session.judges[is_local]
 
 
 def known_of(session: Session, entry: EntryPlan) -> Known:

@@ -14,7 +14,7 @@ from kerneldecl.planning.git_files import git_files, local_branches
 from kerneldecl.planning.lockfile import pins
 from kerneldecl.planning.referred import referred
 from kerneldecl.planning.workspace import IMPORTED, LOCK, Workspace
-from kerneldecl.store.collect import Limits, collect
+from kerneldecl.store.collect import Limits, collect, total_bytes
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.lock import unused
 from kerneldecl.tuning.events import Note, Report
@@ -34,9 +34,11 @@ def tidy(workspace: Workspace, report: Report) -> None:
     with contextlib.suppress(LockHeldError), unused(workspace.cache):
         write_whole(stamp, "", durable=False)
         limit = int(workspace.declaration.limits.store_gb * 1e9)
-        done = collect(workspace.own_store, Limits(limit), referred(workspace.root, _branches(workspace)), is_dry=False)
-        if done.removed:
-            report(Note(f"removed {len(done.removed)} files of the store that were not used for long, {done.removed_bytes / 1e6:.0f} MB"))
+        if total_bytes(workspace.own_store) > limit:  # what must stay is found out only then: it takes longer than linking
+            done = collect(workspace.own_store, Limits(limit), referred(workspace.root, _branches(workspace)), is_dry=False)
+            removed_mb = done.removed_bytes / 1e6
+            if done.removed:
+                report(Note(f"removed {len(done.removed)} files of the store that were not used for long, {removed_mb:.0f} MB"))
         _drop_imports(workspace)
 
 

@@ -71,6 +71,11 @@ def collect(store: LocalStore, limits: Limits, kept: Kept, *, is_dry: bool) -> C
     return Collected(tuple(file.path for file in removed), sum(file.size for file in removed), left, kept_bytes)
 
 
+def total_bytes(store: LocalStore) -> int:
+    """Return the size of all records and blobs."""
+    return sum(file.size for file in _files(store))
+
+
 def _remove(file: _File) -> bool:
     """Remove a file that nobody has used since it was looked at."""
     with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -25,7 +24,7 @@ _IGNORED = """\
 
 def write_whole(path: Path, content: bytes | str, *, durable: bool) -> None:
     """Replace a file, or make it and its folders. A `durable` one is on the disk before it takes its name."""
-    descriptor, part = _new_part(path.parent)
+    descriptor, part = _new_part(path)
     has_name = False
     with os.fdopen(descriptor, "wb") as file:  # locked until it has its name
         try:
@@ -34,29 +33,40 @@ def write_whole(path: Path, content: bytes | str, *, durable: bool) -> None:
             if durable:
                 os.fsync(descriptor)
             os.fchmod(descriptor, 0o644)
-            part.replace(path)
+            os.replace(part, path)  # noqa: PTH105  a build of a thousand entries writes ten thousand files
             has_name = True
         finally:
             if not has_name:
-                part.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(part)  # noqa: PTH108
 
 
-def _new_part(folder: Path) -> tuple[int, Path]:
+def _new_part(path: Path) -> tuple[int, str]:
+    folder = os.path.dirname(path)  # noqa: PTH120
     try:
-        return locked_file(folder, ".", _PART)
+        return _locked_file(folder, ".", _PART)
     except FileNotFoundError:  # seldom: of a thousand files that are written, one is the first of its folder
-        folder.mkdir(parents=True, exist_ok=True)
-        return locked_file(folder, ".", _PART)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _locked_file(folder, ".", _PART)
 
 
 def locked_file(folder: Path, prefix: str, suffix: str) -> tuple[int, Path]:
     """Make a file of a new name and lock it; return its descriptor, which holds the lock, and its path."""
+    descriptor, name = _locked_file(str(folder), prefix, suffix)
+    return descriptor, Path(name)
+
+
+def _locked_file(folder: str, prefix: str, suffix: str) -> tuple[int, str]:
     while True:
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=suffix)
+        name = f"{folder or '.'}/{prefix}{os.urandom(8).hex()}{suffix}"
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            continue
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink:  # else somebody took it for abandoned before it was locked
-                return descriptor, Path(name)
+                return descriptor, name
         os.close(descriptor)
 
 

@@ -53,7 +53,7 @@ class LocalStore:
     root: Path
 
     def record_path(self, kind: str, record_key: str, *, is_local: bool) -> Path:
-        return self.root / ("local" if is_local else "record") / kind / f"{record_key}.json"
+        return Path(f"{self.root}/{'local' if is_local else 'record'}/{kind}/{record_key}.json")  # parsed once, not joined thrice
 
     def read(self, kind: str, record_key: str, *, is_local: bool) -> Record | Miss:
         """Return the record, or why it is a miss."""
@@ -90,7 +90,7 @@ class LocalStore:
         self.record_path(kind, record_key, is_local=is_local).unlink(missing_ok=True)
 
     def blob_path(self, blob_digest: str) -> Path:
-        return self.root / "blob" / blob_digest[:2] / blob_digest
+        return Path(f"{self.root}/blob/{blob_digest[:2]}/{blob_digest}")
 
     def blobs_there(self) -> Callable[[str], bool]:
         """Return a function that says whether a blob is there, by its name alone; `read_blob` checks the content.

@@ -99,9 +99,7 @@ def measure(
     before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
     first = {trial.code_digest: trial for trial in reversed(built) if trial.code_digest and before[trial.code_digest] is None}
     done = {trial.code_digest: trial for trial in timed(task, list(first.values())[::-1], preparation, runner, on_progress)}
-    with ThreadPoolExecutor(KEPT_AT_ONCE, "keep") as pool:
-        for _ in pool.map(lambda trial: _keep(task, trial, store), done.values()):
-            pass
+    _keep_all(task, list(done.values()), store)
     return [_with_result(trial, done.get(trial.code_digest) or before.get(trial.code_digest)) for trial in built]
 
 
@@ -300,10 +298,20 @@ def known(task: Task, code_digest: str, store: Store) -> Trial | None:
     return earlier.judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
 
 
-def has_judged(task: Task, store: Store) -> bool:
-    """Say whether the task's reference has judged a kernel before: its inputs and its reference can be made."""
-    records = store.all("measure", is_local=task.arch.is_detected)
-    return any(record.result.get("reference") == task.reference_digest for record in records)
+def judges(store: Store, *, is_local: bool) -> frozenset[str]:
+    """Return the digests of the references that have judged a kernel before: their inputs and they themselves can be made."""
+    return frozenset(record.result["reference"] for record in store.all("measure", is_local=is_local))
+
+
+def _keep_all(task: Task, trials: Sequence[Trial], store: Store) -> None:
+    """Keep records of trials, side by side where there are several."""
+    if len(trials) < 2:
+        for trial in trials:
+            _keep(task, trial, store)
+        return
+    with ThreadPoolExecutor(KEPT_AT_ONCE, "keep") as pool:
+        for _ in pool.map(lambda trial: _keep(task, trial, store), trials):
+            pass
 
 
 def _keep(task: Task, trial: Trial, store: Store) -> None:

@@ -18,9 +18,9 @@ from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
-from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, has_judged, known, measure, recall, verify
+from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
-from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task
+from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task, batches_of
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT_FIELDS = ("code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless")
@@ -78,8 +78,8 @@ def tuning(
         nonlocal pending, batches, broken
         batches += not is_second
         preparation = Preparation(task, runner, store, next_task)
-        may_fail = batches == 1 and not is_second and task.has_own_rule and not has_judged(task, store)
-        defect = broken or (preparation.defect() if may_fail else "")
+        is_first = batches == 1 and not is_second
+        defect = broken or (preparation.defect() if is_first and _may_fail(task, runner) else "")
         if defect:
             failed = [Trial(proposal.candidate, proposal.predicted_secs, failure=defect) for proposal in proposals]
             broken = _of_the_rule(failed)
@@ -255,6 +255,13 @@ def _agree(trials: Sequence[Trial]) -> bool:
     """Say whether all candidates that ran are wrong by the same, which is no mistake of a schedule."""
     errors = [trial.error for trial in trials if trial.error]
     return len(errors) > 1 and len(errors) == len(trials) and max(errors) - min(errors) <= _SAME_ERROR * max(errors)
+
+
+def _may_fail(task: Task, runner: Runner) -> bool:
+    """Say whether inputs and reference are made before anything is compiled: they come from a file of the user's that has never worked."""
+    if batches_of(runner) or not task.has_own_rule:
+        return False
+    return not (task.has_judged and task.has_judged())
 
 
 def _of_the_rule(trials: Sequence[Trial]) -> str:

@@ -15,7 +15,7 @@ from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
 from kerneldecl.plugins.find import is_own
 from kerneldecl.rows import rows_field
 from kerneldecl.runners.process import Answer, Answers
-from kerneldecl.serial import to_json, trial_to_json
+from kerneldecl.serial import arch_to_json, trial_to_json
 from kerneldecl.store import keys
 from kerneldecl.store.results import Group, Lowered
 from kerneldecl.tuning.budget import EndedBy
@@ -130,6 +130,8 @@ class Task:
     """What earlier searches found out about candidates."""
     reference: Mapping[str, Any] = field(default_factory=dict)
     """Root, rule and attributes that inputs and reference come from, where they are not the workload's own."""
+    has_judged: Callable[[], bool] | None = None
+    """Says whether its reference has judged a kernel before this build; None where nobody knows."""
     ended_by: EndedBy | None = None
     """Says whether its search is to end with what it has; None where nothing from outside ends it."""
     priority: int = 0
@@ -155,22 +157,23 @@ class Task:
         return {"action": action, "device": self.arch.kind, "model": self.arch.model, **fields}
 
     def specialize_request(self) -> dict[str, Any]:
-        return {"action": "specialize", "spec": self.spec, "arch": to_json(self.arch)}
+        return {"action": "specialize", "spec": self.spec, "arch": arch_to_json(self.arch)}
 
     def next_request(self, policy: str, options: str, trials: Sequence[Trial]) -> dict[str, Any]:
         """Return the request that asks a policy that searches; a tuner has options."""
-        asked = {"space": self.lowered.space_json, "arch": to_json(self.arch), "top_k": self.workload.top_k, "spec": self.spec}
+        asked = {"space": self.lowered.space_json, "arch": arch_to_json(self.arch), "top_k": self.workload.top_k, "spec": self.spec}
         found = [trial_to_json(trial) for trial in trials]
         where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
         action = {"action": "ask", "options": options} if options else {"action": "propose_next"}
         return {**action, **where, "asked": asked, "trials": found}
 
     def build_request(self, candidate: Candidate, *, force: bool = False) -> dict[str, Any]:
-        where = {"arch": to_json(self.build_archs.get(candidate, self.arch)), "toolchain": dict(self.toolchain), "folder": str(self.folder)}
+        arch = arch_to_json(self.build_archs.get(candidate, self.arch))
+        where = {"arch": arch, "toolchain": dict(self.toolchain), "folder": str(self.folder)}
         return {"action": "build", "spec": self.spec, "candidate": candidate.to_json(), **where, "force": force}
 
     def describe_request(self, candidate: Candidate) -> dict[str, Any]:
-        return {"action": "describe", "spec": self.spec, "candidate": candidate.to_json(), "arch": to_json(self.arch)}
+        return {"action": "describe", "spec": self.spec, "candidate": candidate.to_json(), "arch": arch_to_json(self.arch)}
 
     def computation_request(self) -> dict[str, Any]:
         return {"action": "computation", "spec": self.spec}

@@ -231,3 +231,11 @@ def test_artifacts_can_be_read_by_others(built: Space) -> None:
     folder = built.artifact("box")
     assert folder.stat().st_mode & 0o755 == 0o755
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in folder.rglob("*"))
+
+
+def test_a_manifest_is_written_as_json_writes_it() -> None:
+    listed = [1, -2.5, 1e-9, None, True, 'é\n"', [], {}, {"n": [{"m": 1}, [2, [3]]]}]
+    written = manifests.with_digest({"b": listed, "a": {"z": {}, "y": ("x",)}})
+    found = json.loads(written)
+    assert written.decode() == json.dumps(found, indent=1, sort_keys=True) + "\n"
+    assert found == {"b": listed, "a": {"z": {}, "y": ["x"]}, "digest": found["digest"]}

@@ -23,7 +23,7 @@ from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered, Proposed, groups_from_json, groups_to_json
 from kerneldecl.timing import measuring
 from kerneldecl.tuning import search
-from kerneldecl.tuning.measure import FINALIST_SAMPLES, Preparation, measure, measured_on, verify
+from kerneldecl.tuning.measure import FINALIST_SAMPLES, Preparation, judges, measure, measured_on, verify
 from kerneldecl.tuning.task import Task
 
 ROOT = REPOSITORY
@@ -372,7 +372,8 @@ def test_a_rule_of_the_users_that_fails_does_so_before_anything_is_compiled(tmp_
 def test_a_reference_that_has_judged_is_not_made_for_code_that_is_known(tmp_path: Path) -> None:
     task, store = own_task(tmp_path), LocalStore(tmp_path / "store")
     assert search.tune(task, TableRunner(), store, lambda *_: None).policy == "plain"
-    runner = TableRunner()
+    runner, known = TableRunner(), judges(store, is_local=False)
+    task = dataclasses.replace(task, has_judged=lambda: task.reference_digest in known)
     assert search.tune(task, runner, store, lambda *_: None).policy == "plain"
     assert not runner.of("prepare")
 
