@@ -135,7 +135,7 @@ def opened(path: Path, rounds: int) -> Iterator[tuple[float, float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--copies", type=int, default=21, help="of the repository's 48 entries")
+    parser.add_argument("--copies", type=int, default=31, help="of the repository's entries that have records")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
