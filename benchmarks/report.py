@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,15 +25,18 @@ from bench_support.table import machine, show, show_machine, write_json
 
 import kerneldecl
 from kerneldecl.planning.plan import EntryPlan
-from kerneldecl.planning.workspace import LOCK, open_workspace
+from kerneldecl.planning.workspace import LOCK, Workspace, open_workspace
+from kerneldecl.serial import to_json
 from kerneldecl.stages.lock import lock_of
 from kerneldecl.stages.session import make_plan
 from kerneldecl.store.local import LocalStore
+from kerneldecl.tuning.propose import propose
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TARGET = "h200"
 MOST_BYTES, MOST_SECS, MOST_OPEN_SECS = 3_000_000, 2.0, 1.0
 REVISIONS = 20
+_NAME = re.compile(r'(?m)^name = "([^"]*)"')
 _TIME = re.compile(r"(?m)^time_us = (\S+)$")
 _ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(kerneldecl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 
@@ -51,28 +54,42 @@ def make_workspace(root: Path, copies: int) -> int:
     """Write a workspace of so many copies of the repository's entries, in a git repository; return the number of entries."""
     head, *tables = re.split(r"(?m)^\[\[workload\]\]\n", (REPOSITORY / "workloads.toml").read_text(encoding="utf-8"))
     head = re.sub(r'\[target\.host\]\narch = "host".*\n', "", head).replace('targets = ["host"]', f'targets = ["{TARGET}"]')
-    chosen = [table for table in tables if TARGET in table]
+    measured = {record.result["computation"]: record.result for record in LocalStore(REPOSITORY / "cache").all("tune", is_local=False)}
+    like = {
+        entry.workload.name.partition("[")[0]: entry
+        for entry in make_plan(open_workspace(REPOSITORY)).entries
+        if _is_measured(entry, measured)
+    }
+    chosen = [table for table in tables if TARGET in table and _NAME.search(table)[1] in like]
     text = "".join(f"[[workload]]\n{_numbered(table, copy)}" for copy in range(copies) for table in chosen)
     (root / "workloads.toml").write_text(head + text, encoding="utf-8")
     for folder in ("cache/record", "rules"):
         shutil.copytree(REPOSITORY / folder, root / folder)
-    recorded = {entry.entry: entry for entry in make_plan(open_workspace(REPOSITORY)).entries}
     workspace = open_workspace(root)
     for entry in make_plan(workspace).entries:
-        _record(entry, recorded[re.sub(r"-\d+(?=[\[@])", "", entry.entry)], workspace.own_store)
+        _propose(workspace, entry)
+    for entry in make_plan(workspace).entries:
+        if entry.tuned is None and entry.lowered and (known := measured.get(entry.lowered.computation)):
+            workspace.own_store.write("tune", entry.action("tune").manifest, dict(known), is_local=False)
     plan = make_plan(workspace)
     _commit(root, lock_of(workspace, plan))
     return len(plan.entries)
 
 
 def _numbered(table: str, copy: int) -> str:
-    return re.sub(r'(?m)^name = "([^"]*)"', lambda match: f'name = "{match[1]}-{copy}"\ngeneration = {copy}', table, count=1)
+    return _NAME.sub(lambda match: f'name = "{match[1]}-{copy}"\ngeneration = {copy}', table, count=1)
 
 
-def _record(entry: EntryPlan, like: EntryPlan, store: LocalStore) -> None:
-    if entry.tuned is None:
-        assert like.tuned is not None, "the repository's records are all there"
-        store.write("tune", entry.action("tune").manifest, dict(like.tuned.json), is_local=False)
+def _is_measured(entry: EntryPlan, measured: Container[str]) -> bool:
+    return entry.workload.target == TARGET and entry.lowered is not None and entry.lowered.computation in measured
+
+
+def _propose(workspace: Workspace, entry: EntryPlan) -> None:
+    """Keep what the policies of now propose: some are younger than the records."""
+    if entry.lowered and not entry.groups:
+        arch, top_k = to_json(entry.arch), entry.workload.top_k
+        answer = propose(str(workspace.sources), entry.asked, entry.lowered.space_json, arch, top_k)
+        workspace.own_store.write("propose", entry.action("propose").manifest, answer, is_local=False)
 
 
 def _longer(factor: float, match: re.Match[str]) -> str:
@@ -118,7 +135,7 @@ def opened(path: Path, rounds: int) -> Iterator[tuple[float, float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--copies", type=int, default=21, help="of the repository's 48 entries")
+    parser.add_argument("--copies", type=int, default=31, help="of the repository's entries that have records")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

@@ -26,8 +26,11 @@ class Artifact(Mapping[str, "Kernel"]):
     """The kernels of a loaded artifact by entry name, each called as `artifact[name](*inputs)` or `artifact[name](*inputs, *outputs)`."""
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        # Not at the first call, which would take three times as long.
+        from kerneldecl.artifact.call import Kernel
         from kerneldecl.artifact.kernels import load_library
 
+        self._kernel_of = Kernel
         self.folder = folder
         self.manifest = manifest
         self._entries = {entry["name"]: entry for entry in manifest["entries"]}
@@ -69,9 +72,9 @@ class Artifact(Mapping[str, "Kernel"]):
         return register(self, namespace)
 
     def _kernel(self, name: str) -> Kernel:
-        from kerneldecl.artifact.call import AnyRowsKernel, Kernel
-
         if name in self._any_rows:
+            from kerneldecl.artifact.call import AnyRowsKernel
+
             family = self._any_rows[name]
             return AnyRowsKernel(family, self.library.get_function(family["symbol"]), self.manifest["arch"]["kind"])
         if name in self.manifest["missing"]:
@@ -79,7 +82,7 @@ class Artifact(Mapping[str, "Kernel"]):
         if name not in self._entries:
             raise KeyError(f"{name!r} is not in {self.folder}; {self._instead(name)}")
         entry = self._entries[name]
-        return Kernel(entry, self.library.get_function(entry["symbol"]), self.manifest["arch"]["kind"])
+        return self._kernel_of(entry, self.library.get_function(entry["symbol"]), self.manifest["arch"]["kind"])
 
     def _instead(self, name: object) -> str:
         """Return what to ask for instead of an entry that is not there."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Arch, Options, Workload, uses
 from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subject
+from kerneldecl.planning.beyond import why_outdated
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.rows import Ranges, with_rows
 from kerneldecl.store import keys
@@ -174,13 +175,15 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
         return EntryPlan(workload, arch, asked, actions=actions, lowered=lowered, groups=(), tuned=None)
     groups = groups_from_json(proposed.result)
     manifests["tune"] = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
-    tune, tuned = _judged(Subject(entry, workload.target, "tune"), workload, manifests, read, past, arch)
-    if tuned is None and not past.is_wanted_again(entry, tune.key) and isinstance(ranked := read("rank", tune.key, True), Record):
-        # Nobody has measured it yet; this machine has chosen by the policy's order.
-        tune, tuned = Action.done(Subject(entry, workload.target, "tune"), tune.key, manifests["tune"]), ranked
+    of_tune = Subject(entry, workload.target, "tune")
+    tune, tuned = _judged(of_tune, workload, manifests, read, past, arch)
+    if tuned and (reason := why_outdated(tuned.result, propose.key, inputs.template)):
+        tune, tuned = Action.ready(of_tune, tune.key, reason, manifests["tune"]), None
+    ranked = NEVER if tuned or past.is_wanted_again(entry, tune.key) else read("rank", tune.key, True)
+    if isinstance(ranked, Record) and not why_outdated(ranked.result, propose.key, inputs.template):
+        tune, tuned = Action.done(of_tune, tune.key, manifests["tune"]), ranked  # this machine's choice by the policy's order
     result = TuneResult(tuned.key, tuned.result) if tuned else None
-    # The object's action is judged once it is known whether the artifact is whole (`plan`).
-    build = Subject(entry, workload.target, "build")
+    build = Subject(entry, workload.target, "build")  # judged once it is known whether the artifact is whole (`plan`)
     actions = (lower, propose, tune, Action.done(build, result.build_key) if result else Action.waiting(build, "tune"))
     return EntryPlan(workload, arch, asked, actions=actions, lowered=lowered, groups=groups, tuned=result)
 
@@ -227,9 +230,8 @@ def _declared(workload: Workload, inputs: Inputs) -> keys.Fields:
 
 
 def _asked(workload: Workload, inputs: Inputs, kind: str) -> tuple[Asked, ...]:
-    return tuple(
-        Asked(inputs.policies[use.name, kind], use.options if use.name in inputs.tuners else None) for use in uses(workload.policy)
-    )
+    used = uses(workload.policy)
+    return tuple(Asked(inputs.policies[use.name, kind], use.options if use.name in inputs.tuners else None) for use in used)
 
 
 class Searched(NamedTuple):
@@ -354,8 +356,7 @@ def link_action(
         return Action.waiting(subject, f"{waiting[0]}{more}")
     manifest = keys.link_manifest(artifact.name, artifact.version, target, digests, missing, has_headers=artifact.has_headers)
     link_key = keys.key(manifest)
-    reason = past.defect(link_key)
-    if not reason:
+    if not (reason := past.defect(link_key)):
         return Action.done(subject, link_key, manifest)
     difference = past.difference(manifest)
     return Action.ready(subject, link_key, str(difference) or reason, manifest, difference)
@@ -385,8 +386,7 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
     for entry in entries:
         by_target.setdefault(entry.workload.target, []).append(entry)
     links = [plan_link(artifact, target, several, past, {}) for target, several in by_target.items()]
-    # Nobody needs the object of an entry while the artifact that holds it is whole.
-    wanted = {link.target for link in links if not link.is_hit}
+    wanted = {link.target for link in links if not link.is_hit}  # nobody needs an object while the artifact that holds it is whole
     return Plan(tuple(_with_build(entry, past) if entry.workload.target in wanted else entry for entry in entries), tuple(links))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.model import Candidate, Trial
+from kerneldecl.planning.beyond import BEYOND, beyond
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.local import in_order
 from kerneldecl.stages.session import Session
@@ -20,7 +21,7 @@ from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.measure import measured_on
 from kerneldecl.tuning.records import Device, measured_here, write_result
-from kerneldecl.tuning.search import EARLIER, why_no_winner, winner_object
+from kerneldecl.tuning.search import EARLIER, replacements, why_no_winner, winner_object
 from kerneldecl.tuning.task import BUILD_SECS, Runner, Task
 
 OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")
@@ -51,11 +52,12 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
     if isinstance(blobs, str):
         session.fail(action, blobs)
         return False
+    replaced = replacements(task, outcome)
     source = before.source(winner)
     if outcome.policy == EARLIER and source:
         outcome = outcome._replace(policy=source.policy)
     session.workspace.check_current()
-    device = device or device_of(session, entry, task, outcome, session.runner)
+    device = _with_replacements(session, entry, replaced, device or device_of(session, entry, task, outcome, session.runner))
     if outcome.is_cut:
         overlay = Overlay(session.workspace.store)
         write_result(overlay, action.manifest, task, outcome, blobs, device)
@@ -70,6 +72,14 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
     figure = _figure(winner, outcome.trials) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True
+
+
+def _with_replacements(session: Session, entry: EntryPlan, replaced: Sequence[Candidate], device: Device) -> Device:
+    """Return what the record says besides the search, with what the choice of replacements depends on, where there are any."""
+    if not replaced:
+        return device
+    depends_on = beyond(entry.action("propose").key, replaced, session.workspace.inputs.template)
+    return device._replace(fields={**device.fields, BEYOND: depends_on})
 
 
 def _figure(winner: Trial, trials: Sequence[Trial]) -> str:

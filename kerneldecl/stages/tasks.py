@@ -42,6 +42,7 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
         reference_digest=reference(entry.workload, session.workspace.inputs),
         toolchain=session.workspace.inputs.toolchain,
         folder=folder,
+        has_spares=not before,
         variants=0 if before else session.variants.get(entry.entry, 0),
         is_again=session.is_wanted_again(entry.entry, entry.action("tune").key),
         ended_by=_ended_by(session),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kerneldecl.planning.beyond import OUTDATED
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.conclude import INTERRUPTED
 from kerneldecl.stages.session import Session
@@ -35,6 +36,7 @@ def built_at_once(session: Session) -> int:
 def tune_entries(session: Session) -> None:
     """Give every entry without a tuning record its winner: measured, or ranked where it cannot be measured here."""
     waiting = session.pending("tune")
+    _forget_outdated(session, waiting)
     _count_custom_kernels(session, waiting)
     waiting = [entry for entry in waiting if entry.entry not in session.failures]
     reasons = _why_not_measured(session, waiting)
@@ -53,6 +55,15 @@ def tune_entries(session: Session) -> None:
     if session.is_interrupted:
         for entry in [entry for entry in session.entries if entry.tuned is None]:
             session.fail(entry.action("tune"), INTERRUPTED)
+
+
+def _forget_outdated(session: Session, waiting: Sequence[EntryPlan]) -> None:
+    """Remove the records that the plan has found outdated: whoever looks for one by its key would take it."""
+    store = session.workspace.own_store
+    for entry in waiting:
+        action = entry.action("tune")
+        if action.reason == OUTDATED:
+            store.forget("tune", action.key, is_local=entry.arch.is_detected)
 
 
 def _why_not_measured(session: Session, waiting: Sequence[EntryPlan]) -> dict[str, str]:

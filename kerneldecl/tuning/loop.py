@@ -5,6 +5,7 @@ Knows nothing of how candidates are evaluated: tuning, recalling and measuring a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +51,8 @@ class Round(NamedTuple):
     """Whether it is asked again with what was measured."""
     allowance: Allowance | None = None
     """What its own budget leaves; None without one."""
+    replaces: bool = False
+    """Whether it is asked for others in place of candidates that cannot be built."""
 
 
 Steps = Generator[None, None, Result]
@@ -65,8 +68,8 @@ def search(
 ) -> Outcome | None:
     """Evaluate candidates until each turn has one that passes verification; return what became of all.
 
-    A policy that searches is asked again by `propose_next`, which gets the trials of others and the policy's own, until it proposes
-    nothing new or a budget is spent; `finish` then gets the same. Return None as soon as `evaluate` does: it cannot tell.
+    A policy that searches or replaces is asked again by `propose_next`, which gets the trials of others and the policy's own, until it
+    proposes nothing new or a budget is spent; `finish` then gets the same. Return None as soon as `evaluate` does: it cannot tell.
     """
     return ended(steps(rounds, evaluate, propose_next, allowance, finish))
 
@@ -124,9 +127,7 @@ def _searched(
         return trials
     waiting: Sequence[Any] = part.first or propose_next(part, others, trials)
     while waiting:
-        admitted = waiting
-        for limit in limits:
-            admitted = limit.admitted(admitted)
+        admitted = functools.reduce(lambda left, limit: limit.admitted(left), limits, waiting)
         if not admitted:
             break
         evaluated = evaluate(admitted)
@@ -137,6 +138,8 @@ def _searched(
         trials += evaluated
         yield
         waiting = waiting[len(admitted) :]
+        if part.replaces and not waiting:
+            waiting = propose_next(part, others, trials)
         if not (waiting or part.searches) or any(limit.is_spent() for limit in limits):
             break
         waiting = waiting or propose_next(part, others, trials)

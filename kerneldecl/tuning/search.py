@@ -20,6 +20,7 @@ from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
 from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
+from kerneldecl.tuning.replacements import next_of_the_list
 from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task, batches_of
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
@@ -107,6 +108,7 @@ def tuning(
     assert outcome is not None, "a measurement is never unknown"
     outcome = _with_own_code(task, outcome._replace(is_cut=allowance.was_cut), runner)
     in_batches = any(group.searches for group in task.groups) or has_turns(group.turn for group in task.groups)
+    in_batches = in_batches or bool(replacements(task, outcome))
     if in_batches and (batches > 1 or (batches and task.known)):
         outcome = after_final(task, outcome, Preparation(task, runner, store), runner, on_progress)
     return _with_verified_winner(task, outcome, runner, store)
@@ -207,11 +209,11 @@ def request_first(task: Task, runner: Runner) -> Answers | None:
 def groups(task: Task, runner: Runner, on_progress: OnProgress, most: int) -> Iterator[Built]:
     """Yield what each policy proposes without knowing any measurement, built: of each turn the first policies that propose anything."""
     taken = Counter[int]()
-    for policy, proposals, turn in _first_proposals(task, runner):
-        taken[turn] += 1
-        if taken[turn] > most:
+    for part in _first_proposals(task, runner):
+        taken[part.turn] += 1
+        if taken[part.turn] > most:
             continue
-        yield Built(policy, tuple(build_all(task, proposals, runner, on_progress)), turn)
+        yield Built(part.policy, tuple(build_all(task, part.first, runner, on_progress)), part.turn)
 
 
 def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
@@ -220,12 +222,18 @@ def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
     Candidates behind the winner are not built.
     """
     failed: list[Trial] = []
-    for policy, proposals, _ in _first_proposals(task, runner):
+    for part in _first_proposals(task, runner):
         built: list[Trial] = []
-        for start in range(0, len(proposals), BUILT_AT_ONCE):
-            built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, on_progress)
-            if preferred := preferred_first(Built(policy, tuple(built)), is_complete=start + BUILT_AT_ONCE >= len(proposals)):
-                return Outcome([*preferred, *failed], 0, policy)
+        waiting = part.first
+        while waiting:
+            built += build_all(task, waiting[:BUILT_AT_ONCE], runner, on_progress)
+            waiting = waiting[BUILT_AT_ONCE:]
+            preferred = preferred_first(Built(part.policy, tuple(built)), is_complete=False)
+            if not (preferred or waiting):
+                waiting = next_of_the_list(task, runner, part, built) if part.replaces else ()
+                preferred = [] if waiting else preferred_first(Built(part.policy, tuple(built)), is_complete=True)
+            if preferred:
+                return Outcome([*preferred, *failed], 0, part.policy)
         failed += built
     return Outcome(failed, 0, "")
 
@@ -279,18 +287,19 @@ def _rounds(task: Task) -> Iterator[Round]:
     custom = _custom_kernels(task)
     for group in task.groups:
         allowance = Allowance(group.budget, least_secs(task)) if group.budget else None
-        yield Round(group.policy, (*group.proposals, *custom), group.turn, group.searches, allowance)
+        replaces = task.has_spares and not (group.searches or group.options)
+        yield Round(group.policy, (*group.proposals, *custom), group.turn, group.searches, allowance, replaces)
         custom = ()
     if custom:
         yield Round(SPECIALIZE, custom)
 
 
-def _first_proposals(task: Task, runner: Runner) -> Iterator[tuple[str, tuple[Proposal, ...], int]]:
-    """Yield each policy with what it proposes without knowing any measurement, and its turn; a tuner is asked for that."""
+def _first_proposals(task: Task, runner: Runner) -> Iterator[Round]:
+    """Yield each policy's part with what it proposes without knowing any measurement; a tuner is asked for that."""
     ask = _asking_next(task, runner)
     for part in _rounds(task):
         if first := tuple(part.first or ask(part, (), ())):
-            yield part.policy, first, part.turn
+            yield part._replace(first=first)
 
 
 def least_secs(task: Task) -> float:
@@ -312,6 +321,8 @@ def _asking_next(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial]
     options = {group.policy: group.options for group in task.groups}
 
     def next_proposals(part: Round, others: Sequence[Trial], trials: Sequence[Trial]) -> tuple[Proposal, ...]:
+        if part.replaces:
+            return next_of_the_list(task, runner, part, trials)
         if not part.searches:
             return ()
         seen = [*others, *trials] if options[part.policy] else trials
@@ -322,6 +333,13 @@ def _asking_next(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial]
         return tuple(proposal for group in groups_from_json(answer) for proposal in group.proposals)
 
     return next_proposals
+
+
+def replacements(task: Task, outcome: Outcome) -> list[Candidate]:
+    """Return the candidates that stand in no list of the task, because they replace others that cannot be built."""
+    replacing = {part.policy: {proposal.candidate for proposal in part.first} for part in _rounds(task) if part.replaces}
+    by = {trial.candidate: outcome.proposed_by.get(trial.candidate, outcome.policy) for trial in outcome.trials}
+    return [candidate for candidate, policy in by.items() if policy in replacing and candidate not in replacing[policy]]
 
 
 def _telling(task: Task, runner: Runner) -> Callable[[Round, Sequence[Trial], Sequence[Trial]], None]:

@@ -124,6 +124,8 @@ class Task:
     """Whether its candidates are verified and timed whatever is known of their code."""
     times_finalists: bool = True
     """Whether finalists are timed under the protocols that do not choose them, too: a record holds all."""
+    has_spares: bool = False
+    """Whether its groups are their policies' own lists, so that a longer list has others for candidates that cannot be built."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
     """Archs that single candidates are built for instead: the same GPU with fewer features."""
     known: Mapping[Candidate, Trial] = field(default_factory=dict)
@@ -166,6 +168,12 @@ class Task:
         where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
         action = {"action": "ask", "options": options} if options else {"action": "propose_next"}
         return {**action, **where, "asked": asked, "trials": found}
+
+    def more_request(self, policy: str, top_k: int) -> dict[str, Any]:
+        """Return the request that asks a policy for a longer list than the declared `top_k` gives."""
+        where = {"device": "policy", "model": "", "root": str(self.root), "policies": [[[policy], None]]}
+        asked = {"space": self.lowered.space_json, "arch": arch_to_json(self.arch), "top_k": top_k}
+        return {"action": "propose", **where, **asked}
 
     def build_request(self, candidate: Candidate, *, force: bool = False) -> dict[str, Any]:
         arch = arch_to_json(self.build_archs.get(candidate, self.arch))

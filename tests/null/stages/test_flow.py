@@ -411,8 +411,8 @@ def test_a_failed_candidate_is_kept_with_its_reason_and_others_win(fakes: Space)
     for path in fakes.records("tune"):
         result = json.loads(path.read_text())["result"]
         failures = {m["candidate"]["params"]["unroll"]: m.get("failure") for m in result["trials"]}
-        assert failures == {1: "wrong: relative error 0.5 over 0.0001", 2: "the template does not apply", 4: None}
-        assert result["winner"]["params"] == {"unroll": 4}
+        assert failures == {1: "wrong: relative error 0.5 over 0.0001", 2: "the template does not apply", 4: None, 8: None}
+        assert result["winner"]["params"]["unroll"] in {4, 8}
 
 
 def test_a_crash_is_not_remembered_but_a_verdict_is(fakes: Space) -> None:
