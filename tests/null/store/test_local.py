@@ -225,7 +225,7 @@ from kerneldecl.store.local import LocalStore
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(os, sys.argv[2], die) if sys.argv[2] == "fsync" else setattr(pathlib.Path, "replace", die)
+setattr(os, sys.argv[2], die)
 store = LocalStore(pathlib.Path(sys.argv[1]))
 store.write("link", sys.argv[3], {"a": 1}, is_local=False) if sys.argv[4] == "record" else store.write_blob(b"content")
 """
