@@ -121,9 +121,12 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
 
 
 def _dot_i4(sch: Schedule, block: Any, loops: Sequence[Any], tiling: RowTiling) -> bool:
-    """Tensorize a thread's part of a dot product with 4-bit weights, if that is what the block computes; say whether it is."""
+    """Tensorize a thread's part of a dot product with 4-bit weights, if that is what the block computes; say whether it is.
+
+    TVM 0.27 cannot tensorize single rows of which chunks were factored as well: an extent of 32 bits meets a variable of 64.
+    """
     dtypes = [str(region.source.dtype) for region in sch.get(block).reads]
-    if "uint8" not in dtypes or len(loops) < 2:
+    if "uint8" not in dtypes or len(loops) < 2 or (tiling.chunks > 1 and not tiling.is_paired):
         return False
     with contextlib.suppress(KeyError, ScheduleError):
         sch.tensorize(loops[0], dot_pair_intrinsic(tiling.width) if tiling.is_paired else dot_intrinsic(tiling.width, dtypes[-1]))
