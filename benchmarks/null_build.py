@@ -261,8 +261,8 @@ def commented(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
         return run
 
-    # Objects are not there: a clone has the records alone. Nothing is to be lowered, proposed or tuned.
-    expected = {"plan": r"(build [^\n]*\n)*37 entries: 0 up to date; \d+ actions to run", "check": r".*"}
+    # Objects are not there: a clone has the records alone.
+    expected = {"plan": r"([^\n]*\n)*\d+ entries: 0 up to date; \d+ actions to run", "check": r".*"}
     cases = {"plan": after("plan", "*@h200"), "check --stale": after("check", "--stale", "*@h200")}
     samples = interleaved(cases, rounds)
     return [_costs({"spec": f"{spec} '*@h200', a comment in a policy"}, secs, COMMENT_LIMITS) for spec, secs in samples.items()]
@@ -334,7 +334,7 @@ def main() -> None:
         clean = [row for count, place in compared.items() for row in in_clones(place, count, min(asked.rounds, 5))]
         show("No memo, no stamp, no state", clean)
         policy = commented(Path(folder).resolve(), min(asked.rounds, 5))
-        show("A comment in a policy, 37 entries for a GPU that is not here", policy)
+        show("A comment in a policy, entries for a GPU that is not here", policy)
         modules = imported_modules(next(iter(places.values())) / "one-table")
     importing = imports(asked.rounds)
     show("Imports", list(importing.values()))

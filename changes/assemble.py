@@ -5,6 +5,7 @@ Knows nothing of releases but their headings.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import textwrap
@@ -56,6 +57,7 @@ def assembled(changelog: str, items: Mapping[str, Sequence[str]]) -> str:
 
 
 def main(root: Path) -> int:
+    argparse.ArgumentParser(description="Move the fragments of changes/ into CHANGELOG.md, below its newest release.").parse_args()
     changelog = root / "CHANGELOG.md"
     try:
         found = fragments(root / "changes")
