@@ -38,7 +38,7 @@ from kerneldecl.store.signing import verifier
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Ran, Report, Started, Step
-from kerneldecl.tuning.search import why_no_winner
+from kerneldecl.tuning.no_winner import why_no_winner
 from kerneldecl.tuning.side_by_side import by_device, measure_side_by_side
 from kerneldecl.tuning.task import Runner, Task
 

@@ -38,8 +38,9 @@ from kerneldecl.timing import measuring
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.measure import Preparation, measure
+from kerneldecl.tuning.no_winner import why_no_winner
 from kerneldecl.tuning.race import ranking
-from kerneldecl.tuning.search import build_all, why_no_winner
+from kerneldecl.tuning.search import build_all
 from kerneldecl.tuning.task import Task
 
 FILE = "function.json"

@@ -20,8 +20,9 @@ from kerneldecl.tuning.earlier import Known
 from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.measure import measured_on
+from kerneldecl.tuning.no_winner import why_no_winner
 from kerneldecl.tuning.records import Device, measured_here, write_result
-from kerneldecl.tuning.search import EARLIER, replacements, why_no_winner, winner_object
+from kerneldecl.tuning.search import EARLIER, replacements, winner_object
 from kerneldecl.tuning.task import BUILD_SECS, Runner, Task
 
 OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")

@@ -24,7 +24,8 @@ from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.tuning.clocked import Clocked
 from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.measure import prepare
-from kerneldecl.tuning.search import least_secs, tune, why_no_winner
+from kerneldecl.tuning.no_winner import why_no_winner
+from kerneldecl.tuning.search import least_secs, tune
 from kerneldecl.tuning.task import OnProgress, Runner, Task
 
 

@@ -30,8 +30,6 @@ BUILT = ("schedule_digest", *BUILT_FIELDS, "failure")
 """Fields of a trial that a build's answer gives."""
 EARLIER = "earlier"
 """Stands for the policy where a candidate of an earlier list wins."""
-_SAME_ERROR = 1e-3
-"""Share by which the errors of candidates differ that all compute the same."""
 FINALISTS = 8
 """Candidates of all batches that race once more at the end of a search."""
 BUILT_AT_ONCE = 4
@@ -246,23 +244,6 @@ def preferred_first(group: Built, *, is_complete: bool) -> list[Trial]:
         return []
     winner = (clean or compiled)[0]
     return [winner, *(trial for trial in group.built if trial is not winner)]
-
-
-def why_no_winner(trials: Sequence[Trial]) -> str:
-    """Return why a search without a winner has none, as a sentence."""
-    if not trials:
-        return "no policy proposes a candidate for it"
-    reasons = sorted({trial.failure for trial in trials})
-    if len(reasons) == 1 and reasons[0].startswith(OF_THE_RULE):
-        return reasons[0]
-    doubt = "; all candidates agree with each other and not with the reference: is reference() right?" if _agree(trials) else ""
-    return f"none of {len(trials)} candidates passed: {'; '.join(reasons[:3])}{doubt}"
-
-
-def _agree(trials: Sequence[Trial]) -> bool:
-    """Say whether all candidates that ran are wrong by the same, which is no mistake of a schedule."""
-    errors = [trial.error for trial in trials if trial.error]
-    return len(errors) > 1 and len(errors) == len(trials) and max(errors) - min(errors) <= _SAME_ERROR * max(errors)
 
 
 def _may_fail(task: Task, runner: Runner) -> bool:

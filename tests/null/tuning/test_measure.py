@@ -24,6 +24,7 @@ from kerneldecl.store.results import Lowered, Proposed, groups_from_json, groups
 from kerneldecl.timing import measuring
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import FINALIST_SAMPLES, Preparation, judges, measure, measured_on, verify
+from kerneldecl.tuning.no_winner import why_no_winner
 from kerneldecl.tuning.task import Task
 
 ROOT = REPOSITORY
@@ -366,7 +367,7 @@ def test_a_rule_of_the_users_that_fails_does_so_before_anything_is_compiled(tmp_
     assert search.request_first(task, runner) is None
     outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
     assert not runner.of("build")
-    assert search.why_no_winner(outcome.trials) == "inputs or reference: rules/mine.py:9: ValueError: no"
+    assert why_no_winner(outcome.trials) == "inputs or reference: rules/mine.py:9: ValueError: no"
 
 
 def test_a_reference_that_has_judged_is_not_made_for_code_that_is_known(tmp_path: Path) -> None:
