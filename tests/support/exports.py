@@ -50,8 +50,8 @@ def entries(target: str = "h200") -> dict[str, EntryPlan]:
     read = (store.read("tune", path.stem, is_local=False) for path in (REPOSITORY / "cache" / "record" / "tune").glob("*.json"))
     results = [TuneResult(record.key, record.result) for record in read if isinstance(record, Record)]
     recorded = {result.computation: result for result in results}
-    found = (with_record(each, recorded) for each in plan.entries if each.workload.target == target)
-    return {each.entry: each for each in found if each.tuned is not None}
+    found = (each for each in plan.entries if each.workload.target == target and each.lowered is not None)
+    return {each.entry: with_record(each, recorded) for each in found if each.lowered.computation in recorded}
 
 
 def with_record(entry: EntryPlan, recorded: Mapping[str, TuneResult]) -> EntryPlan:
