@@ -78,9 +78,15 @@ def ranks_text(json: Json) -> str:
     if not json["entries"]:
         return "no entry has measurements"
     head = ["entry", "policy", "best's rank", *(f"best of {count}" for count in COUNTS)]
-    rows = [[row["entry"], row["policy"], f"{row['rank_of_best']} of {row['timed']}", *_shares(row["best_of"])] for row in json["entries"]]
+    rows = [[row["entry"], row["policy"], _rank(row), *_shares(row["best_of"])] for row in json["entries"]]
     means = [f"geometric mean of {len(rows)}", "", "", *(f"{share:.3f}" for share in json["geometric_means"].values())]
     return "\n".join(table(head, [*rows, means], window()))
+
+
+def _rank(row: Json) -> str:
+    """Return the fastest's place among all that the policy proposes, of which some may not have been timed."""
+    untimed = row["proposed"] - row["timed"]
+    return f"{row['rank_of_best']} of {row['proposed']}{f', {untimed} not timed' if untimed else ''}"
 
 
 def _shares(shares: Sequence[float]) -> list[str]:
