@@ -300,7 +300,7 @@ def known(task: Task, code_digest: str, store: Store) -> Trial | None:
 
 def judges(store: Store, *, is_local: bool) -> frozenset[str]:
     """Return the digests of the references that have judged a kernel before: their inputs and they themselves can be made."""
-    return frozenset(record.result["reference"] for record in store.all("measure", is_local=is_local))
+    return frozenset(str(record.result.get("reference", "")) for record in store.all("measure", is_local=is_local))
 
 
 def _keep_all(task: Task, trials: Sequence[Trial], store: Store) -> None:
