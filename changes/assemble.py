@@ -56,8 +56,8 @@ def assembled(changelog: str, items: Mapping[str, Sequence[str]]) -> str:
     return changelog[:begin] + release + ("\n" if end < len(changelog) else "") + changelog[end:]
 
 
-def main(root: Path) -> int:
-    argparse.ArgumentParser(description="Move the fragments of changes/ into CHANGELOG.md, below its newest release.").parse_args()
+def main(root: Path, arguments: Sequence[str] = ()) -> int:
+    argparse.ArgumentParser(description="Move the fragments of changes/ into CHANGELOG.md, below its newest release.").parse_args(arguments)
     changelog = root / "CHANGELOG.md"
     try:
         found = fragments(root / "changes")
@@ -75,4 +75,4 @@ def main(root: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parents[1]))
+    sys.exit(main(Path(__file__).resolve().parents[1], sys.argv[1:]))

@@ -141,7 +141,10 @@ def _wrong(arg: Arg, value: Any, device: str) -> str:
         given = tensor(value)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         return f"{arg.name} cannot be shared by DLPack ({str(error).splitlines()[0]})"
-    return _wrong_tensor(arg, given, device)
+    try:
+        return _wrong_tensor(arg, given, device)
+    except ValueError:  # tvm-ffi names no complex dtype
+        return f"{arg.name} has a dtype that no kernel takes ({getattr(value, 'dtype', 'unknown')})"
 
 
 def _wrong_tensor(arg: Arg, given: Any, device: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerneldecl.artifact.manifest import MANIFEST, artifact_defect, read_manifest
+from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ class Artifact(Mapping[str, "Kernel"]):
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"<Artifact {self.manifest['name']} {self.manifest['version']} for {self.manifest['target']}: {len(self)} kernels>"
+        return (
+            f"<Artifact {self.manifest['name']} {self.manifest['version']} for {self.manifest['target']}: {counted(len(self), 'kernel')}>"
+        )
 
 
 def load(path: str | Path, threads: int | None = None) -> Artifact:

@@ -24,7 +24,18 @@ from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
 _OF_THE_MACHINE = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENAMETOOLONG,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ELOOP,
+    }
 )
 """Errors of files that say what the user has to mend: a full disk, a folder that may not be written to, a path that is too long."""
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000

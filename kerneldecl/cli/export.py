@@ -41,7 +41,7 @@ def export(settings: Settings, entry: str | None, form: str | None, name: str | 
 
     tar, wheel and hf-kernel write an artifact instead: that of the folder ENTRY, or the workspace's.
     """
-    from kerneldecl.stages.headers import NAME, function_name
+    from kerneldecl.stages.headers import function_name, is_function_name
     from kerneldecl.stages.session import make_plan
 
     if form in FORMS:
@@ -49,8 +49,8 @@ def export(settings: Settings, entry: str | None, form: str | None, name: str | 
         return
     if entry is None:
         raise click.UsageError("name the entry to export; --format tar, wheel or hf-kernel exports the artifact")
-    if name is not None and not NAME.fullmatch(name):
-        raise click.UsageError(f"--name {name!r} is no name in C++")
+    if name is not None and not is_function_name(name):
+        raise click.UsageError(f"--name {name!r} is no name of a function in C++; write letters, digits and underscores, such as my_kernel")
     if form == "cubin" and output is None:
         raise click.UsageError("a cubin is no text: name a file with -o")
     workspace = opened(settings)

@@ -28,8 +28,10 @@ def build_json(done: Session, secs: float = 0.0, before: Before = lambda _: None
     ran = {(action.kind, action.entry) for action in done.ran}
     chosen = [e for e in done.plan.entries if done.options.selected is None or e.entry in done.options.selected]
     interrupted = [e.entry for e in chosen if e.action("tune").key in done.interim]
-    tuned = [e.entry for e in chosen if ("tune", e.entry) in ran and e.tuned is not None and e.entry not in interrupted]
-    built = [e.entry for e in chosen if ("build", e.entry) in ran and e.entry not in {*tuned, *interrupted} and e.is_done]
+    # An entry of rows at run time may be tuned, and fail where its kernels are compared at other numbers.
+    others = {*interrupted, *done.failures}
+    tuned = [e.entry for e in chosen if ("tune", e.entry) in ran and e.tuned is not None and e.entry not in others]
+    built = [e.entry for e in chosen if ("build", e.entry) in ran and e.entry not in {*tuned, *others} and e.is_done]
     # Also those that were lowered or proposed for again, with the same result.
     up_to_date = [e.entry for e in chosen if e.is_done and e.entry not in {*tuned, *built, *interrupted, *done.failures}]
     settled = {*up_to_date, *tuned, *built, *interrupted, *done.failures}

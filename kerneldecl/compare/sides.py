@@ -46,8 +46,8 @@ def read_side(root: Path, named: str, known: Side = MappingProxyType({})) -> Sid
     if path.is_dir():
         return _of_artifact(root, path)
     if path.is_file():
-        return _of_lock(_text(path), _stored(path.parent / "cache", root / "cache"), known)
-    return _of_lock(_of_revision(root, named), lambda keys: _committed(root, named, keys), known)
+        return _of_lock(str(path), _text(path), _stored(path.parent / "cache", root / "cache"), known)
+    return _of_lock(f"workloads.lock of {named}", _of_revision(root, named), lambda keys: _committed(root, named, keys), known)
 
 
 def _text(path: Path) -> str:
@@ -94,10 +94,12 @@ def _as_said(entry: Measured, said: Mapping[str, Any]) -> Measured:
     return replace(entry, samples=samples, timing=str(said.get("timing", "")), timings=timings) if samples else entry
 
 
-def _of_lock(text: str, records: Records, known: Side) -> Side:
+def _of_lock(place: str, text: str, records: Records, known: Side) -> Side:
     entries = locked_entries(text)
     if entries is None:
-        raise ArtifactError("the lock is not one that kerneldecl has written")
+        raise ArtifactError(
+            f"{place}: not a lock that kerneldecl has written; name a workloads.lock, an artifact's folder or a git revision"
+        )
     blocks = [_of_block(entry) for entry in entries if not entry.get("missing")]
     found = records([block.key for block in blocks if not _is_as(block, known.get(block.name))])
     return {

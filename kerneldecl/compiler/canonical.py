@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tvm
@@ -27,9 +27,12 @@ _RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
 def lower(rule: Rule) -> tvm.IRModule:
     """Return the rule's computation as a module with one PrimFunc `main`: int64 indices, no attributes but noalias.
 
-    Raise ValueError where the function's parameters are not those of the rule's signature.
+    Raise ValueError where the function's parameters are not those of the rule's signature, TypeError where there is no function.
     """
     lowered = rule.lower()
+    if not isinstance(lowered, tvm.tirx.PrimFunc | Sequence):
+        expected = "expected a list of TE tensors, inputs then outputs, or a TensorIR function"
+        raise TypeError(f"{type(rule).__name__}.lower() returns {lowered!r:.80}; {expected}")
     func = lowered if isinstance(lowered, tvm.tirx.PrimFunc) else te.create_prim_func(list(lowered), index_dtype_override="int64")
     mod = canonical_module(func)
     _check_signature(mod["main"], rule.signature())

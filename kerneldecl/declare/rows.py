@@ -11,10 +11,12 @@ from typing import Any
 
 from kerneldecl.declare.expansion import Attrs, Axis
 from kerneldecl.declare.toml_keys import Finding
-from kerneldecl.diagnostics.messages import show
+from kerneldecl.diagnostics.messages import nearest, show
 from kerneldecl.rows import Rows, numbers_between
 
 EXAMPLE = "{ upto = 4096, tuned = [1, 16, 128] }"
+_LIKENESS_OF_SLIPS = 0.7
+"""Likeness of a key to `upto` or `tuned` above which it is one, misspelt: "up_to" has 0.89."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,27 @@ def declared_rows(table: Attrs, attributes: Collection[str]) -> list[DeclaredRow
     for key, value in table.items():
         if key in attributes:
             items = enumerate(value) if isinstance(value, list) else [(-1, value)]
-            found += [
-                DeclaredRows(key, place, value) for place, item in items if isinstance(item, dict) and item.keys() & {"upto", "tuned"}
-            ]
+            found += [DeclaredRows(key, place, value) for place, item in items if isinstance(item, dict) and _is_meant(item)]
     return found
 
 
-def rows_findings(found: list[DeclaredRows]) -> Iterator[Finding]:
-    """Yield what is wrong with them."""
+def _is_meant(table: Mapping[str, Any]) -> bool:
+    return any(nearest(key, ("upto", "tuned"), _LIKENESS_OF_SLIPS) for key in table)
+
+
+def rows_findings(found: list[DeclaredRows], attributes: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield what is wrong with them; `attributes` gives how deep the lists are that a rule's attributes take."""
     if len(found) > 1:
         names = " and ".join(dict.fromkeys(rows.key for rows in found))
         yield Finding.of((found[1].key,), f"{names} have {len(found)} numbers that are known at run time; expected one")
     for rows in found:
+        if rows.place >= 0 and attributes.get(rows.key) == 0:  # the list is one of values, each of which makes an entry
+            yield Finding.of(
+                (rows.key,),
+                f"{rows.key} lists {show(rows.table)} among values; expected it alone",
+                f"write {rows.key} = {show(rows.table)}",
+            )
+            continue
         yield from (Finding.of((rows.key,), sentence, hint) for sentence, hint in _mistakes(rows.key, rows.table))
 
 

@@ -215,7 +215,10 @@ def _expected_tuple(args: tuple[Any, ...], limits: list[str]) -> str:
     if not args:
         return "a list"
     if len(args) == 2 and args[1] is Ellipsis:
-        return " ".join(["a list", *limits, "whose items are each", expected(args[0])])
+        items = expected(args[0])
+        if items.startswith("a list whose") and not limits:
+            return f"a list of lists{items.removeprefix('a list')}"
+        return " ".join(["a list", *limits, "whose items are each", items])
     each = list(map(expected, args))
     items = f"items that are each {each[0]}" if len(set(each)) == 1 else f"items: {', '.join(each)}"
     return f"a list of {len(args)} {items}"

@@ -130,7 +130,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if rule is None or not cases_are_right:
         return _wrong(findings, table)
     varying = declared_rows(table, rule.depths)
-    if wrong := tuple(rows_findings(varying)):
+    if wrong := tuple(rows_findings(varying, rule.depths)):
         return _wrong([*findings, *wrong], table)
     fixed, axes = split({key: value for key, value in table.items() if key not in {rows.key for rows in varying}}, rule.depths)
     axes += [rows.axis() for rows in varying]
@@ -210,11 +210,15 @@ def _rule(table: Attrs, scope: Scope, findings: list[Finding]) -> RuleAttributes
 def _key_findings(table: Attrs, fixed: Attrs, axes: Iterable[Axis], rule: RuleAttributes) -> Iterator[Finding]:
     """Yield unknown attributes, duplicate ones, and missing ones."""
     names = rule.attributes
-    for key in table:
-        if key not in names and key not in WORKLOAD:
-            yield Finding.of((key,), *unknown("attribute", key, names, where=f"of rule {rule.name}", also=WORKLOAD))
     single = {*fixed, *(axis.key for axis in axes if axis.key != "cases")}
     cases = next((axis.items for axis in axes if axis.key == "cases"), ())
+    missing = [] if cases else [name for name in rule.required if name not in single]
+    for key in table:
+        if key not in names and key not in WORKLOAD:
+            sentence, hint = unknown("attribute", key, names, where=f"of rule {rule.name}", also=WORKLOAD)
+            meant = _meant_for(key, table[key], rule, missing)
+            single |= {meant} & names.keys()
+            yield Finding.of((key,), sentence, f'did you mean "{meant}"?' if meant else hint)
     for position, case in enumerate(cases):
         where = f"of rule {rule.name} in cases[{position}]"
         yield from (Finding.of(("cases",), *unknown("attribute", key, names, where=where)) for key in case if key not in names)
@@ -223,6 +227,19 @@ def _key_findings(table: Attrs, fixed: Attrs, axes: Iterable[Axis], rule: RuleAt
         yield from _missing(rule, single | case.keys(), where)
     if not cases:
         yield from _missing(rule, single, f"of rule {rule.name}")
+
+
+_LIKENESS_OF_SLIPS = 0.7
+"""Likeness of names above which one is the other, misspelt: "layuot" has 0.83, "size" and "specialize" 0.57."""
+
+
+def _meant_for(key: str, value: object, rule: RuleAttributes, missing: list[str]) -> str:
+    """Return the one attribute that is missing where an unknown key was meant for it; empty where that cannot be told."""
+    if len(missing) != 1 or nearest(key, (*rule.attributes, *WORKLOAD), _LIKENESS_OF_SLIPS):
+        return ""
+    wanted = expected(rule.attributes[missing[0]].hint)
+    fits = (type(value) is int and wanted.startswith("an integer")) or (isinstance(value, list) and wanted.startswith("a list"))
+    return missing[0] if fits else ""
 
 
 def _missing(rule: RuleAttributes, given: Collection[str], where: str) -> Iterator[Finding]:

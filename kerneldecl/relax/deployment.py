@@ -151,6 +151,9 @@ def _machine(library: Path, artifact: str | Path | None, device: Any) -> Any:
     return VirtualMachine(module, device)
 
 
+_WRITES = "`kerneldecl compile` writes one"
+
+
 def _private_copy(library: Path) -> Any:
     """Load a copy of a library that this model alone uses.
 
@@ -160,9 +163,18 @@ def _private_copy(library: Path) -> Any:
     """
     if not library.is_file():
         raise ArtifactError(f"{library}: no such file; export_model writes one")
+    if library.suffix != ".so":
+        raise ArtifactError(f"{library.name} is no compiled model by its name, MODEL.so; {_WRITES}")
     with scratch_folder() as folder:
         copy = Path(shutil.copyfile(library, folder / library.name))
-        return tvm.runtime.load_module(str(copy))
+        try:
+            module = tvm.runtime.load_module(str(copy))
+        except RuntimeError as error:
+            (*_, reason) = str(error).strip().splitlines() or [""]
+            raise ArtifactError(f"{library.name} is no compiled model: {reason.rpartition(f'{copy}: ')[2]}; {_WRITES}") from error
+    if not module.implements_function("stats", query_imports=True):
+        raise ArtifactError(f"{library.name} is a library that holds no model; {_WRITES}")
+    return module
 
 
 def _called(executable: Any) -> list[str]:

@@ -24,7 +24,14 @@ from kerneldecl.tuning.task import BUILD_SECS, spec_of
 FORMS = {"cuda": "cuda", "cpu": "c"}
 """The format of a header, by kind of arch."""
 ENDINGS = {"cuda": ".cuh", "cpu": ".h"}
-NAME = re.compile(r"[A-Za-z_]\w*")
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_WORDS = re.compile(
+    r"alignas|alignof|and|asm|auto|bool|break|case|catch|char|class|const|constexpr|continue|decltype|default|delete|do|double"
+    r"|else|enum|explicit|export|extern|false|float|for|friend|goto|if|inline|int|long|mutable|namespace|new|noexcept|not"
+    r"|nullptr|operator|or|private|protected|public|register|requires|return|short|signed|sizeof|static|struct|switch|template"
+    r"|this|throw|true|try|typedef|typename|union|unsigned|using|virtual|void|volatile|while|xor"
+)
+"""Words of C and C++ that are no function's name."""
 
 
 def write_headers(session: Session) -> None:
@@ -87,10 +94,15 @@ def export_request(workspace: Workspace, entry: EntryPlan, form: str, name: str)
     return {**request, "spec": spec_of(workspace.root, workspace.cache, entry.workload, entry.lowered, {}), "asked": asked}
 
 
+def is_function_name(name: str) -> bool:
+    """Say whether C and C++ allow a function of this name."""
+    return NAME.fullmatch(name) is not None and not _WORDS.fullmatch(name)
+
+
 def function_name(name: str) -> str:
     """Return an entry's name in letters that C++ allows: `projection[m=128]` is projection_m_128."""
     legal = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-    return legal if NAME.fullmatch(legal) else f"kernel_{legal}"
+    return legal if is_function_name(legal) else f"kernel_{legal}"
 
 
 def about(entry: EntryPlan) -> list[str]:

@@ -81,6 +81,13 @@ class Mistake(NamedTuple):
 LINE = "workloads.toml:{}: "
 ENTRY = "workloads.toml:{}: {}: "
 
+SOFTMAX = 'rule = "softmax"\nshape = [16, 64]\n'
+APPEND = 'rule = "rotary_append"\nbatch = 2\nheads = 4\nsize = 64\nkeys = 128\n'
+FP4 = 'rule = "matmul_quantized"\nm = 16\nn = 128\nk = 256\nweights = "float4_e2m1fn"\n'
+GROUPED = 'rule = "matmul_grouped"\ngroups = 4\nrows = 64\nn = 64\nk = 64\n'
+ATTENTION = 'rule = "attention"\nbatch = 1\nheads = 4\nqueries = 64\nhead_dim = 64\n'
+EXPRESSION = 'rule = "expression"\nexpr = "x + y"\nshapes = [[4], [4]]\n'
+
 DECLARATIONS = (
     Mistake("an empty file", BASE["workloads.toml"], "", "workloads.toml: ", "`kerneldecl init` writes an example"),
     Mistake("an open string", 'name = "mine"', 'name = "mine', LINE.format(4), "end the string with a quote"),
@@ -166,6 +173,80 @@ DECLARATIONS = (
     Mistake("a shape as a number", "shape = [16, 64]", "shape = 16", ENTRY.format(43, "norm"), "write [16]"),
     Mistake("a shape of 0", "shape = [16, 64]", "shape = [16, 0]", ENTRY.format(43, "norm"), "expected an integer above 0"),
     Mistake("shapes of two ranks", "shape = [16, 64]", "shape = [[128, 1000], [1000]]", ENTRY.format(43, "norm"), "in a table of its own"),
+    Mistake("another library's attribute", "k = 256", "depth = 256", ENTRY.format(21, "projection"), 'did you mean "k"?'),
+    Mistake("a bound misspelt", "m = [16, 128]", "m = { up_to = 64 }", ENTRY.format(19, "projection"), "expected { upto = 4096, tuned = ["),
+    Mistake("a bound alone", "m = [16, 128]", "m = { upto = 64 }", ENTRY.format(19, "projection"), "expected { upto = 4096, tuned = ["),
+    Mistake(
+        "a bound among values",
+        "m = [16, 128]",
+        "m = [1, { upto = 64, tuned = [16] }]",
+        ENTRY.format(19, "projection"),
+        "write m = {upto = 64, tuned = [16]}",
+    ),
+    Mistake(
+        "rows beyond the bound",
+        "m = [16, 128]",
+        "m = { upto = 64, tuned = [128] }",
+        ENTRY.format(19, "projection"),
+        "tuned of m has 128, which is above upto = 64",
+    ),
+    Mistake(
+        "rows without a list",
+        "m = [16, 128]",
+        "m = { upto = 64, tuned = 16 }",
+        ENTRY.format(19, "projection"),
+        "expected a list of integers above 0",
+    ),
+    Mistake(
+        "rows twice",
+        "m = [16, 128]",
+        "m = { upto = 64, tuned = [16, 16] }",
+        ENTRY.format(19, "projection"),
+        "expected different integers in ascending order",
+    ),
+    Mistake(
+        "a bound of 1", "m = [16, 128]", "m = { upto = 1, tuned = [1] }", ENTRY.format(19, "projection"), "expected an integer above 1"
+    ),
+    *(
+        Mistake(what, SOFTMAX, lines, ENTRY.format(line, "norm"), way_out)
+        for what, lines, line, way_out in (
+            ("heads without halves", APPEND.replace("size = 64", "size = 63"), 40, "size 63 has no halves"),
+            ("pages that do not divide", f"{APPEND}page_size = 48\n", 40, "keys 128 is no multiple of page_size 48"),
+            ("pages without a size", f"{APPEND}pages = 4\n", 40, "pages 4 is given without page_size"),
+            ("pages too few", f"{APPEND}page_size = 32\npages = 1\n", 40, "which write 8 pages of their own"),
+            ("tokens beyond the cache", f"{APPEND}tokens = 256\n", 40, "over keys 128, the rows of a sequence's cache"),
+            ("vLLM's layout", f'{APPEND}layout = "nhd"\n', 47, "expected one of bhsd, bshd"),
+            ("another rule's attribute", APPEND.replace("size", "head_dim"), 45, 'did you mean "size"?'),
+            ("4-bit floats without scales", FP4, 40, "need scale_dtype float8_e8m0fnu (MXFP4) or float8_e4m3fn (NVFP4)"),
+            ("MXFP4 as weights", FP4.replace("float4_e2m1fn", "mxfp4"), 46, 'did you mean "float4_e2m1fn"?'),
+            ("MXFP4 in groups of 128", f'{FP4}scale_dtype = "float8_e8m0fnu"\n', 40, "MXFP4 has groups of 32, not group 128"),
+            ("NVFP4 in groups of 32", f'{FP4}scale_dtype = "float8_e4m3fn"\ngroup = 32\n', 40, "NVFP4 has groups of 16, not group 32"),
+            (
+                "MXFP4 with one scale more",
+                f'{FP4}scale_dtype = "float8_e8m0fnu"\ngroup = 32\ntensor_scale = true\n',
+                40,
+                "tensor_scale is for scale_dtype float8_e4m3fn",
+            ),
+            ("zero points of floats", f'{FP4}scale_dtype = "float8_e8m0fnu"\ngroup = 32\nzero_points = true\n', 40, "are for integers"),
+            ("a short dtype of scales", f'{FP4}scale_dtype = "e8m0"\ngroup = 32\n', 47, 'did you mean "float8_e8m0fnu"?'),
+            ("experts", GROUPED.replace("groups", "experts"), 43, 'did you mean "groups"?'),
+            ("more rows in use than there are", f"{GROUPED}used = 100\n", 40, "used 100 is over the 64 rows that there are"),
+            ("transposed groups", f'{GROUPED}layout = "tn"\n', 47, "expected one of nt, nn"),
+            ("offsets that are arguments", f"{GROUPED}offsets = [16, 32]\n", 47, 'unknown attribute "offsets" of rule matmul_grouped'),
+            ("attention's size", ATTENTION.replace("head_dim", "size"), 46, 'did you mean "head_dim"?'),
+            ("heads that do not group", f"{ATTENTION}kv_heads = 3\n", 40, "kv_heads"),
+            ("dropout", f"{ATTENTION}dropout = 0.1\n", 47, 'unknown attribute "dropout" of rule attention'),
+            ("a truth value in quotes", f'{ATTENTION}causal = "yes"\n', 47, "expected true or false"),
+            ("a scale in words", f'{ATTENTION}scale = "sqrt"\n', 47, "expected a finite number"),
+            ("an expression left open", EXPRESSION.replace("x + y", "x +"), 40, "expr is no expression"),
+            ("a function that is none", EXPRESSION.replace("x + y", "erf(x) + y"), 40, "expr calls erf, which is not known; there are abs"),
+            ("an input without a shape", EXPRESSION.replace("x + y", "x + y + z"), 40, "expr reads z, but shapes gives x, y alone"),
+            ("an input that is not read", EXPRESSION.replace("x + y", "x"), 40, "expr does not read y, whose shape is given"),
+            ("shapes that do not broadcast", EXPRESSION.replace("[4]]", "[5]]"), 40, "do not broadcast"),
+            ("one shape alone", EXPRESSION.replace("[[4], [4]]", "[4]"), 44, "write [4]"),
+            ("shapes in quotes", EXPRESSION.replace("[[4], [4]]", '"4"'), 44, "expected a list of lists whose items are each an integer"),
+        )
+    ),
     Mistake("an extent beside another", "padding = 1", "padding = 1\nf = 3", LINE.format(38), "remove one of them"),
     Mistake("a window beyond the image", "kh = 3", "kh = 32", ENTRY.format(27, "conv"), "the padded image has 16"),
     Mistake("an old CUDA", "[defaults]", '[toolchain]\ncuda = "11"\n\n[defaults]', LINE.format(11), 'write cuda = "11.8" or newer'),
@@ -280,6 +361,8 @@ COMMANDS = (
     Command(("export",), 2, "name the entry to export", "--format tar, wheel or hf-kernel exports the artifact"),
     Command(("export", "norm"), 1, "norm@host is not tuned", "run `kerneldecl build norm@host` first"),
     Command(("export", "norm", "--format", "opencl"), 2, "'opencl' is not one of", "'cuda', 'ptx'"),
+    Command(("export", "norm", "--name", "a b"), 2, "--name 'a b' is no name of a function", "write letters, digits and underscores"),
+    Command(("export", "norm", "--name", "int"), 2, "--name 'int' is no name of a function", "such as my_kernel"),
     Command(("export", "--format", "wheel"), 2, NO_ARTIFACT, "`kerneldecl build` makes it"),
     Command(("verify",), 6, "there is no artifact yet", "`kerneldecl build` makes it"),
     Command(("verify", "dist/nowhere"), 6, "dist/nowhere: there is no artifact yet", "`kerneldecl build` makes it"),
@@ -293,6 +376,7 @@ COMMANDS = (
     Command(("push", "ghcr.io/x"), 2, "ghcr.io/x is no oci://HOST/NAME:TAG", "oci://HOST/NAME@sha256:DIGEST"),
     Command(("push", "oci://localhost:1/x:1"), 2, NO_ARTIFACT, "`kerneldecl build` makes it"),
     Command(("pull", "x"), 2, "x is no oci://HOST/NAME:TAG", "in small letters"),
+    Command(("diff", "workloads.toml"), 6, "not a lock that kerneldecl has written", "name a workloads.lock, an artifact's folder or"),
     Command(("diff", "nowhere"), 2, "nowhere: is no artifact's folder", "name one of them"),
     Command(("gate", "--against", "HEAD", "--budget", "x"), 2, "'x' is no share of time", "write 2% or 0.02"),
     Command(("extract", "nowhere.onnx"), 2, "nowhere.onnx: no such file", "give its path from the folder that you are in"),

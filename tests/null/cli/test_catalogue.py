@@ -125,11 +125,9 @@ def test_what_new_writes_passes_its_own_tests(tmp_path: Path) -> None:
 
 def test_a_comment_behind_what_a_policy_says_of_itself_is_a_comment(tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
-    (tmp_path / "policies/mine.py").write_text('TEMPLATES = ()\nAUTO = {"cpu": 11}  # behind cpu_matmul\n')
+    (tmp_path / "policies/mine.py").write_text('TEMPLATES = ()\nAUTO = {"cpu": 1}  # ahead of all\n')
     (tmp_path / "policies/other.py").write_text('TEMPLATES = ()\nKINDS = ("cuda",)  # for GPUs\n')
-    standard = standard_order("cpu")
-    behind = standard.index("cpu_matmul") + 1
-    assert policies_behind(tmp_path, "auto", "cpu") == (*standard[:behind], "mine", *standard[behind:])
+    assert policies_behind(tmp_path, "auto", "cpu") == ("mine", *standard_order("cpu"))
     assert kinds_of(tmp_path, "other") == ("cuda",)
 
 

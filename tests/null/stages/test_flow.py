@@ -21,6 +21,7 @@ from support.spaces import ENTRIES, FAKES, HEAD, Built, Space
 from kerneldecl import flow
 from kerneldecl.artifact import link
 from kerneldecl.cli import report
+from kerneldecl.cli.summary import build_json, build_text
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
 from kerneldecl.hardware import host
 from kerneldecl.model import Cpu
@@ -552,6 +553,14 @@ def test_an_entry_that_cannot_be_lowered_fails_alone(fakes: Space) -> None:
     built = fakes.build(keep_going=True)
     assert built.build.failures == {"large@box": "lowering failed: ValueError: nothing to compute"}
     assert len(fakes.records("tune")) == 2
+
+
+def test_an_entry_that_is_tuned_and_fails_afterwards_counts_once(fakes: Space) -> None:
+    built = fakes.build(keep_going=True)
+    built.build.failures["small@box"] = "no kernel of other numbers of rows"
+    found = build_json(built.build)
+    assert "small@box" not in {winner["entry"] for winner in found["winners"]}
+    assert build_text(found).splitlines()[-1].startswith("3 entries: 2 tuned, 1 failed")
 
 
 def test_one_failure_is_told_of_every_entry_that_shares_it(fakes: Space) -> None:

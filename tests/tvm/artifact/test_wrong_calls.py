@@ -47,6 +47,13 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], str, str]] = {
     "another rank": (lambda f: f(zeros(32), B), ValueError, "A is float32[32]", SIGNATURE),
     "inputs changed over": (lambda f: f(B, A), ValueError, "A is float32[32, 24]", SIGNATURE),
     "NumPy's own dtype": (lambda f: f(A.astype("float64"), B), TypeError, "A is float64[16, 32]", SIGNATURE),
+    "complex numbers": (lambda f: f(A.astype("complex64"), B), TypeError, "A has a dtype that no kernel takes (complex64)", SIGNATURE),
+    "objects": (lambda f: f(A.astype("object"), B), ValueError, "A cannot be shared by DLPack", SIGNATURE),
+    "no rows": (lambda f: f(A[:0], B), ValueError, "A is float32[0, 32]", SIGNATURE),
+    "a mapping": (lambda f: f({"A": A}, B), TypeError, "A is of type dict, which is no array", SIGNATURE),
+    "rows from the last": (lambda f: f(A[::-1], B), ValueError, "A is not contiguous", "pass a contiguous copy"),
+    "an output of another dtype": (lambda f: f(A, B, zeros(16, 24, dtype="float64")), TypeError, "C is float64[16, 24]", SIGNATURE),
+    "an output by name": (lambda f: f(A, B, out=zeros(16, 24)), TypeError, "out is given by name", SIGNATURE),
     "half": (lambda f: f(A, B.astype("float16")), TypeError, "B is float16[32, 24]", SIGNATURE),
     "a number": (lambda f: f(1, B), TypeError, "A is of type int, which is no array", SIGNATURE),
     "a list": (lambda f: f([[1.0]], B), TypeError, "A is of type list, which is no array", SIGNATURE),
@@ -68,6 +75,33 @@ def test_a_wrong_call(artifact: Artifact, what: str) -> None:
     assert says in line
     assert way_out in line
     assert "kd_" not in line, "no mangled name"
+
+
+def test_an_artifact_says_how_many_kernels_it_has(artifact: Artifact) -> None:
+    assert repr(artifact).endswith(f"for host: {len(artifact)} kernels>")
+
+
+@pytest.mark.parametrize("part", ["", "manifest.json", "lib", "../.."])
+def test_a_path_that_is_no_artifact_is_told_where_artifacts_are(artifact: Artifact, part: str) -> None:
+    path = artifact.folder / part if part else artifact.folder.parent / "nowhere"
+    with pytest.raises(ArtifactError, match="holds no artifact; `kerneldecl build` links them into dist/NAME-VERSION/TARGET"):
+        kerneldecl.load(path)
+
+
+def test_a_file_that_is_no_compiled_model_is_told(artifact: Artifact, tmp_path: Path) -> None:
+    from kerneldecl.relax import load_model
+
+    (tmp_path / "m.so").write_text("x")
+    (tmp_path / "m.txt").write_text("x")
+    (library,) = (artifact.folder / "lib").glob("*.so")
+    told = {
+        tmp_path / "m.so": "m.so is no compiled model: file too short",
+        tmp_path / "m.txt": "m.txt is no compiled model by its name, MODEL.so",
+        library: "is a library that holds no model",
+    }
+    for path, says in told.items():
+        with pytest.raises(ArtifactError, match=f"{says}; `kerneldecl compile` writes one"):
+            load_model(path)
 
 
 ENTRIES = {
