@@ -352,8 +352,7 @@ def link_action(
     """
     subject = Subject(target, target, "link")
     if waiting:
-        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        return Action.waiting(subject, f"{waiting[0]}{more}")
+        return Action.waiting(subject, f"{len(waiting)} entries" if len(waiting) > 1 else str(waiting[0]))
     manifest = keys.link_manifest(artifact.name, artifact.version, target, digests, missing, has_headers=artifact.has_headers)
     link_key = keys.key(manifest)
     if not (reason := past.defect(link_key)):

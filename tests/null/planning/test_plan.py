@@ -154,7 +154,7 @@ def test_objects_are_wanted_only_while_the_artifact_is_not_whole() -> None:
 def test_a_link_waits_for_every_entry_of_its_target_and_names_the_first() -> None:
     others = [replace(WORKLOAD, name=name, attrs=(("n", n),)) for n, name in enumerate("bcd", start=20)]
     world = World().complete()
-    assert world.plan(WORKLOAD, *others).links[0].reason == "waits for b@box and 2 more"
+    assert world.plan(WORKLOAD, *others).links[0].reason == "waits for 3 entries"
     assert world.plan(WORKLOAD, replace(others[0], target="host")).links[0].is_hit, "another target does not matter"
 
 
