@@ -26,8 +26,8 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, rows_of, unit_of, varying_extents, with_upto
+from kerneldecl.compiler.rule_numbers import rule_numbers
 from kerneldecl.errors import DeclarationError
-from kerneldecl.limits import MOST_TOLERANCE
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
@@ -52,28 +52,14 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "", rows: J
     spec = {"root": root, "rule": rule, "attrs": attrs, **({"nan": nan} if nan else {}), **({"rows": rows} if rows else {})}
     mod = _module(spec)
     varying = {"varying": _varying(spec), "any_rows": canonical.module_digest(_any_rows(spec))} if rows else {}
-    flops, least_bytes, tolerance = (_number(declared, name) for name in ("flops", "least_bytes", "tolerance"))
-    if tolerance > MOST_TOLERANCE:
-        expected = f"expected a number from 0 to {MOST_TOLERANCE:g}: any kernel would pass"
-        raise ValueError(f"tolerance() is {tolerance:g}; {expected}")
     return {
         "computation": canonical.module_digest(mod),
         "names": _names_digest(mod),
         "signature": signature_to_json(declared.signature()),
-        "flops": flops,
-        "least_bytes": least_bytes,
-        "tolerance": tolerance,
+        **rule_numbers(declared),
         "space": to_json(iter_space(mod)),
         **varying,
     }
-
-
-def _number(rule: Rule, method: str) -> float:
-    """Return what a rule's method gives; raise ValueError where no record can hold it."""
-    value = getattr(rule, method)()
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ValueError(f"{type(rule).__name__}.{method}() returns {value!r:.80}; expected a Python number of at least 0")
-    return value
 
 
 def _any_rows(spec: Spec) -> tvm.IRModule:

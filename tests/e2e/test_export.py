@@ -71,7 +71,7 @@ def test_what_cannot_be_exported_is_one_sentence(built: Space) -> None:
     assert "add selects 2 entries, and one is exported at a time" in built.run("export", "add*", code=2).stderr.replace("add*", "add")
     assert "gemm@host is for host: its formats are c, asm" in built.run("export", "gemm", "--format", "sass", code=2).stderr
     assert "a cubin is no text: name a file with -o" in built.run("export", "gemm", "--format", "cubin", code=2).stderr
-    assert "--name '2x' is no name in C++" in built.run("export", "gemm", "--name", "2x", code=2).stderr
+    assert "--name '2x' is no name of a function in C++" in built.run("export", "gemm", "--name", "2x", code=2).stderr
     assert "--source shows one entry: name it" in built.run("show", "--source", code=2).stderr
 
 
