@@ -10,6 +10,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpus import AVX2, runnable
+from support.guarded import touched_outside
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
@@ -19,7 +20,6 @@ from kerneldecl.compiler.cpu import PIPELINE, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_conv2d_transpose as policy
-from kerneldecl.runners.guard_pages import Guarded, GuardedArray
 from kerneldecl.templates import cpu_conv2d_transpose as template
 
 ARCH = runnable(AVX2)
@@ -89,13 +89,7 @@ def test_any_stride_kernel_and_tile_are_right(data: st.DataObject) -> None:
 def test_nothing_outside_of_the_arguments_is_touched(attrs: dict[str, Any], at_end: bool) -> None:
     """Arguments lie beside pages that must not be read."""
     rule = rule_of(attrs)
-    signature = rule.signature()
-    arrays = [GuardedArray(arg, is_input=arg in signature.inputs) for arg in signature.args]
-    placed = [array.placed(at_end=at_end) for array in arrays]
-    for place, value in zip(placed, rule.inputs(np.random.default_rng(0)), strict=False):
-        place[...] = value
-    kernel, tensors = built(rule, PARAMS), [tensor(place) for place in placed]
-    assert Guarded(arrays).watched(lambda: kernel(*tensors)) == ""
+    assert touched_outside(rule, built(rule, PARAMS), at_end=at_end) == ""
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from support.cpus import AVX2, AVX512, runnable
+from support.guarded import touched_outside
 from support.repository import REPOSITORY
 
 from kerneldecl.analysis.cpu_features import byte_dots
@@ -21,7 +22,6 @@ from kerneldecl.hardware.host import detect, runs
 from kerneldecl.model import Arch
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_matmul_int8 as policy
-from kerneldecl.runners.guard_pages import Guarded, GuardedArray
 from kerneldecl.templates import cpu_matmul_int8 as template
 
 LEVEL3 = replace(runnable(AVX2), tvm_target=(("kind", "llvm"), ("mcpu", "x86-64-v3"), ("num-cores", 2)))
@@ -85,13 +85,7 @@ def test_extreme_bytes_are_added_exactly(arch: Arch, value: int) -> None:
 def test_nothing_outside_of_the_arguments_is_touched(arch: Arch, at_end: bool) -> None:
     """Arguments lie beside pages that must not be read."""
     rule = rule_of({})
-    signature = rule.signature()
-    arrays = [GuardedArray(arg, is_input=arg in signature.inputs) for arg in signature.args]
-    placed = [array.placed(at_end=at_end) for array in arrays]
-    for place, value in zip(placed, rule.inputs(np.random.default_rng(0)), strict=False):
-        place[...] = value
-    kernel, tensors = built(rule, PARAMS | {"dot": byte_dots(arch)[0]}, arch), [tensor(place) for place in placed]
-    assert Guarded(arrays).watched(lambda: kernel(*tensors)) == ""
+    assert touched_outside(rule, built(rule, PARAMS | {"dot": byte_dots(arch)[0]}, arch), at_end=at_end) == ""
 
 
 @pytest.mark.parametrize(

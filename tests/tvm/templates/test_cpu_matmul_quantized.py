@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from support.cpus import AVX2, AVX512, runnable
+from support.guarded import touched_outside
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
@@ -17,7 +18,6 @@ from kerneldecl.compiler.cpu import PIPELINE, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_matmul_quantized as policy
-from kerneldecl.runners.guard_pages import Guarded, GuardedArray
 from kerneldecl.templates import cpu_matmul_quantized as template
 
 ARCH = runnable(AVX2)
@@ -81,13 +81,7 @@ def test_groups_of_half_a_vector_have_vectors_of_half_the_lanes() -> None:
 def test_nothing_outside_of_the_arguments_is_touched(attrs: dict[str, Any], at_end: bool) -> None:
     """Arguments lie beside pages that must not be read."""
     rule = rule_of(attrs)
-    signature = rule.signature()
-    arrays = [GuardedArray(arg, is_input=arg in signature.inputs) for arg in signature.args]
-    placed = [array.placed(at_end=at_end) for array in arrays]
-    for place, value in zip(placed, rule.inputs(np.random.default_rng(0)), strict=False):
-        place[...] = value
-    kernel, tensors = built(rule, PARAMS), [tensor(place) for place in placed]
-    assert Guarded(arrays).watched(lambda: kernel(*tensors)) == ""
+    assert touched_outside(rule, built(rule, PARAMS), at_end=at_end) == ""
 
 
 @pytest.mark.parametrize(
