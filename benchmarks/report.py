@@ -24,6 +24,8 @@ from pathlib import Path
 from bench_support.table import machine, show, show_machine, write_json
 
 import kerneldecl
+from kerneldecl.planning.meanings import FILE as MEANINGS
+from kerneldecl.planning.meanings import write_meanings
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.planning.workspace import LOCK, Workspace, open_workspace
 from kerneldecl.serial import to_json
@@ -72,6 +74,7 @@ def make_workspace(root: Path, copies: int) -> int:
         if entry.tuned is None and entry.lowered and (known := measured.get(entry.lowered.computation)):
             workspace.own_store.write("tune", entry.action("tune").manifest, dict(known), is_local=False)
     plan = make_plan(workspace)
+    write_meanings(workspace.cache / MEANINGS, workspace.reading)  # as a build does
     _commit(root, lock_of(workspace, plan))
     return len(plan.entries)
 
@@ -135,7 +138,7 @@ def opened(path: Path, rounds: int) -> Iterator[tuple[float, float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--copies", type=int, default=31, help="of the repository's entries that have records")
+    parser.add_argument("--copies", type=int, default=15, help="of the repository's entries that have records")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

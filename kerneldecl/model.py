@@ -352,7 +352,7 @@ class Trial:
     failure: str = ""
     """Why there are no samples."""
 
-    @property
+    @functools.cached_property
     def run_secs(self) -> float:
         """Median of the samples."""
         return median(self.samples)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Trial, frozen
@@ -138,8 +139,7 @@ def _judge(hint: Any) -> Callable[[Any], bool]:
     """
     origin, args = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        fields = tuple((name, _judge(of)) for name, of in _hints(hint).items())
-        return lambda value: isinstance(value, hint) and _have_types(value, fields)
+        return _judge_of_dataclass(hint)
     if origin is tuple:
         return _judge_of_tuples(args)
     if origin in {Union, types.UnionType}:
@@ -152,11 +152,39 @@ def _judge(hint: Any) -> Callable[[Any], bool]:
     return (lambda value: type(value) in allowed) if isinstance(hint, type) else lambda _: True
 
 
-def _have_types(value: Any, fields: Iterable[tuple[str, Callable[[Any], bool]]]) -> bool:
-    for name, judge in fields:  # noqa: SIM110  a generator for each value takes longer than its judges
-        if not judge(getattr(value, name)):
+def _judge_of_dataclass(cls: type) -> Callable[[Any], bool]:
+    """Return a function that says whether a value is of a dataclass and its fields are of theirs.
+
+    Fields whose types alone decide are judged at once: of all records' values, these types come in few combinations.
+    """
+    hints = _hints(cls)
+    plain = [name for name, of in hints.items() if _is_decided_by_type(of)]
+    others = [(attrgetter(name), _judge(of)) for name, of in hints.items() if name not in plain]
+    plain_of = attrgetter(*plain, "__class__", "__class__")  # a tuple for any number of fields
+    judges = [_judge(hints[name]) for name in plain]
+    known: set[tuple[type, ...]] = set()
+
+    def judge(value: Any) -> bool:
+        if not isinstance(value, cls):
             return False
-    return True
+        found = plain_of(value)
+        if (combination := tuple(map(type, found))) not in known:
+            if not all(fits(each) for fits, each in zip(judges, found, strict=False)):
+                return False
+            known.add(combination)
+        for field, fits in others:  # noqa: SIM110  a generator for each value takes longer than its judges
+            if not fits(field(value)):
+                return False
+        return True
+
+    return judge
+
+
+def _is_decided_by_type(hint: Any) -> bool:
+    """Say whether `_judge` looks at nothing but the type of a value."""
+    if get_origin(hint) in {Union, types.UnionType}:
+        return all(map(_is_decided_by_type, get_args(hint)))
+    return hint in _PLAIN or hint is float
 
 
 def _judge_of_tuples(args: tuple[Any, ...]) -> Callable[[Any], bool]:
