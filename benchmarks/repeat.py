@@ -1,5 +1,6 @@
 """Owns the question whether a tuning can be repeated: the same entries are tuned twice, into two stores, and the winners compared.
 
+Tunings of half an hour are made once: `--again` takes the workspace that another benchmark has tuned as the first.
 Knows nothing of how kernels are built or timed.
 """
 
@@ -53,7 +54,8 @@ def declaration_of(given: argparse.Namespace, folder: Path) -> Declaration:
 def tuned(folder: Path, declaration: Declaration, jobs: int) -> tuple[dict[str, TuneResult], dict[str, str], float]:
     """Tune in a workspace of its own; return results by entry, failures, and the seconds."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_bytes(declaration.path.read_bytes())
+    if declaration.path != folder / FILE:
+        (folder / FILE).write_bytes(declaration.path.read_bytes())
     workspace = workspace_of(folder, replace(declaration, path=folder / FILE))
     begin = time.perf_counter()
     done = run_build(workspace, (), Options(require_measured=True, jobs=jobs), lambda _: None)
@@ -71,13 +73,14 @@ def _give_compiled(source: Path, target: Path) -> None:
 
 
 def compared(given: argparse.Namespace, folder: Path, kept: KeptRows) -> None:
-    """Tune twice what is not kept yet, and keep a row of each entry."""
-    declaration = declaration_of(given, folder / "all")
+    """Tune twice what is not kept yet, or once more what a workspace has tuned, and keep a row of each entry."""
+    earlier = given.again.resolve() if given.again else folder / "first"
+    declaration = declare(earlier) if given.again else declaration_of(given, folder / "all")
     declaration = replace(declaration, workloads=tuple(each for each in declaration.workloads if each.name not in kept.rows))
     if not declaration.workloads:
         return
-    first, failed, first_secs = tuned(folder / "first", declaration, given.jobs)
-    _give_compiled(folder / "first", folder / "second")
+    first, failed, first_secs = tuned(earlier, declaration, given.jobs)
+    _give_compiled(earlier, folder / "second")
     second, failed_then, second_secs = tuned(folder / "second", declaration, given.jobs)
     count = len(declaration.workloads)
     print(f"{count} entries tuned twice: {first_secs / count:.2f} s each, then {second_secs / count:.2f} s (compiled before)", flush=True)
@@ -128,6 +131,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=20, help="candidates of random operators that are built and timed")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="keep rows here, and count those of earlier runs as well")
+    parser.add_argument("--again", type=Path, metavar="FOLDER", help="tune once more what this workspace has tuned")
     parser.add_argument("--stores", type=Path, nargs=2, metavar="CACHE", help="tune nothing: compare the records of two folders cache/")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--folder", type=Path, help="folder of the workspaces, which must be new; default: a temporary folder")
