@@ -73,6 +73,10 @@ class Options:
     """Says whether the user wants what is there; None where an interrupt ends the build at once."""
 
 
+_UNCHANGING = frozenset({"lower", "propose"})
+"""Kinds of records that nothing replaces: what they hold follows from their keys."""
+
+
 @dataclass(kw_only=True)
 class Session:
     """A build under way. Stages read the plan, run what is ready, note what failed, and plan again."""
@@ -107,6 +111,8 @@ class Session:
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
     tuned_again: set[str] = field(default_factory=set)
     """Keys under which entries of `Options.retuned` and `Options.reverified` were tuned in this build."""
+    known: dict[tuple[str, bool], Record] = field(default_factory=dict)
+    """Records of `_UNCHANGING` kinds that this build has read, by key and part of the store: it plans several times."""
     interim: dict[str, Record] = field(default_factory=dict)
     """Records, by key, of tunings that the user has interrupted: they make this build's artifact, and no store has them."""
     ran: list[Action] = field(default_factory=list)
@@ -152,6 +158,7 @@ class Session:
             is_wanted_again=self.is_wanted_again,
             interim=self.interim,
             failed=frozenset(self.failures),
+            known=self.known,
         )
 
     def is_wanted_again(self, entry: str, key: str) -> bool:
@@ -175,17 +182,26 @@ def make_plan(
     is_wanted_again: Wanted = lambda *_: False,
     interim: Mapping[str, Record] = MappingProxyType({}),
     failed: Collection[str] = (),
+    known: dict[tuple[str, bool], Record] | None = None,
 ) -> Plan:
     """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not.
 
-    `interim` are tune records that no store has, `failed` entries of which this build knows that they have no kernel.
+    `interim` are tune records that no store has, `failed` entries of which this build knows that they have no kernel. `known` are records
+    that need not be read again; what is read joins them.
     """
-    declaration, store = workspace.declaration, workspace.store
+    declaration, store, known = workspace.declaration, workspace.store, {} if known is None else known
 
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
         if kind == "tune" and record_key in interim:
             return interim[record_key]
-        return NEVER if kind == "rank" and not shows_ranked else store.read(kind, record_key, is_local=is_local)
+        if kind == "rank" and not shows_ranked:
+            return NEVER
+        if (place := (record_key, is_local)) in known:
+            return known[place]
+        found = store.read(kind, record_key, is_local=is_local)
+        if kind in _UNCHANGING and isinstance(found, Record):
+            known[place] = found
+        return found
 
     return plan(
         declaration.workloads, workspace.inputs, read, replace(past_of(workspace, is_wanted_again), failed=failed), artifact_of(declaration)
