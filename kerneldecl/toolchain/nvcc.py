@@ -7,8 +7,9 @@ compiles with --use_fast_math instead; here results are verified against a refer
 float32 exp must be one. FAST_MATH_FLAGS are for kernels whose inputs and outputs have 16 bits: there fast math's error of
 some ulp of float32 disappears in the rounding to 16 bits, and a float16 softmax takes a fourth of the instructions.
 
-NVRTC could compile as well, without a host compiler. It is not used: it takes other headers and gives other cubins, and
-linking needs a host compiler anyway. PyPI's nvidia-cuda-nvcc is a compiler for machines without a toolkit.
+NVRTC could compile as well, without a host compiler. It is not used: it takes other headers and gives other cubins, linking
+needs a host compiler anyway, and with the headers that TVM's code includes for it, it is slower (1.04 s of a core against 0.80 s, a mean
+of 24 candidates' kernels, CUDA 13.0). PyPI's nvidia-cuda-nvcc is a compiler for machines without a toolkit.
 """
 
 from __future__ import annotations
