@@ -16,6 +16,7 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from kerneldecl.compiler.passes.dependent_launch import with_declared_pdl
 from kerneldecl.compiler.passes.nan import gives_nan, with_nan_in_cuda
+from kerneldecl.toolchain import nvcc
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def lower(func: Any, change: Callable[[Any], Any] = lambda device: device, arch:
     source = str(library.imports[0].inspect_source("cuda"))
     if any(map(gives_nan, device.functions.values())):
         source = with_nan_in_cuda(source, in_one=True)
-    return Lowered(source, tuple(_Reader().read(main.body)), len(func.params))
+    return Lowered(nvcc.with_vectors_of_eight(source), tuple(_Reader().read(main.body)), len(func.params))
 
 
 def main_of(lowered: Lowered) -> str:
