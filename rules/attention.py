@@ -127,16 +127,16 @@ class Attention(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.heads % self._kv_heads:
-            yield f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}"
+            yield f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}; write a kv_heads that divides it"
         if self.layout == "packed" and self._keys != self.queries:
-            yield f"layout packed has as many keys as queries, {self.queries}, not {self.keys}"
+            yield f"layout packed has as many keys as queries, {self.queries}, not {self.keys}; leave out keys"
         if self.layout == "packed" and self._value_dim != self.head_dim:
-            yield f"layout packed has values of head_dim {self.head_dim} elements, not {self.value_dim}"
+            yield f"layout packed has values of head_dim {self.head_dim} elements, not {self.value_dim}; leave out value_dim"
         if not self.mask and (self.mask_axes != "qk" or self.mask_dtype):
-            yield "mask_axes and mask_dtype describe a mask, but mask is false"
+            yield "mask_axes and mask_dtype describe a mask, but mask is false; write mask = true, or leave them out"
         for name, value in (("scale", self.scale), ("softcap", self.softcap)):
             if not 0 <= value < math.inf:
-                yield f"{name} {value} is {'negative' if value < 0 else 'not finite'}"
+                yield f"{name} {value} is {'negative' if value < 0 else 'not finite'}; write a finite one above 0"
 
     def signature(self) -> Signature:
         result = self._arg("O", self.heads, self.queries, self._value_dim, self._out_dtype)

@@ -72,19 +72,19 @@ class AttentionDecode(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.heads % self._kv_heads:
-            yield f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}"
+            yield f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}; write a kv_heads that divides it"
         if self.queries > MOST_QUERIES:
             yield f"queries {self.queries} is over {MOST_QUERIES}; rule attention takes more"
         if self.scale < 0:
-            yield f"scale {self.scale} is negative"
+            yield f"scale {self.scale} is negative; write a positive one"
         if self.latent and self._value_dim > self.head_dim:
-            yield f"value_dim {self.value_dim} is over head_dim {self.head_dim}, but values are the first elements of the keys' rows"
+            yield f"value_dim {self.value_dim} is over head_dim {self.head_dim}: values are the first of the keys' elements; write fewer"
         if self.page_size and self.keys % self.page_size:
-            yield f"keys {self.keys} is no multiple of page_size {self.page_size}"
+            yield f"keys {self.keys} is no multiple of page_size {self.page_size}; write whole pages"
         elif self.page_size and self.pages and self.pages < self._table_columns:
-            yield f"pages {self.pages} is too few for one sequence of {self.keys} keys, which has {self._table_columns}"
+            yield f"pages {self.pages} is too few for one sequence of {self.keys} keys; write pages = {self._table_columns} or more"
         if self.pages and not self.page_size:
-            yield f"pages {self.pages} is given without page_size"
+            yield f"pages {self.pages} is given without page_size; write page_size as well"
 
     def signature(self) -> Signature:
         q, o = (Arg(name, self._shape(columns), self.dtype) for name, columns in (("Q", self.head_dim), ("O", self._value_dim)))

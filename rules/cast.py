@@ -29,7 +29,7 @@ class Cast(Rule):
 
     def problems(self) -> Iterator[str]:
         if not self.shape:
-            yield "shape has no extent"
+            yield "shape has no extent; write shape = [16, 64], or other extents"
         if self.dtype == self.out_dtype:
             yield f"dtype and out_dtype are both {self.dtype}; rule elementwise with op copy copies"
 

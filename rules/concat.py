@@ -43,7 +43,7 @@ class Concat(Rule):
         yield from wrong
         others = {(*shape[: self._axis], 0, *shape[self._axis + 1 :]) for shape in self.shapes}
         if not wrong and len(others) > 1:
-            yield f"shapes {', '.join(map(str, self.shapes))} differ in more than axis {self.axis}"
+            yield f"shapes {', '.join(map(str, self.shapes))} differ in more than axis {self.axis}; write equal extents, or another axis"
 
     def signature(self) -> Signature:
         first, axis = self.shapes[0], self._axis

@@ -41,6 +41,6 @@ class Conv2d(ConvolutionRule):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.panel and self.f % self.panel:
-            yield f"panel {self.panel} does not divide f {self.f}"
+            yield f"panel {self.panel} does not divide f {self.f}; write one that does"
         if self.panel and self.layout == "nchw":
-            yield "panel is for layout nhwc, whose output channels are neighbours in memory"
+            yield "panel is for layout nhwc, whose output channels are neighbours in memory; leave it out"

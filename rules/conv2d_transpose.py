@@ -95,11 +95,11 @@ class Conv2dTranspose(Rule):
     def problems(self) -> Iterator[str]:
         for name, extent in zip(("rows", "columns"), self._pixels, strict=True):
             if extent < 1:
-                yield f"padding {self.padding} leaves {extent} {name} of the result"
+                yield f"padding {self.padding} leaves {extent} {name} of the result; write less padding"
         if self.padding >= min(self.kh, self.kw):
-            yield f"padding {self.padding} is not less than the kernel, {self.kh} x {self.kw}: pixels of X would count for nothing"
+            yield f"padding {self.padding} is not less than the kernel, {self.kh} x {self.kw}: pixels would count for nothing; write less"
         if self.extra >= self.stride:
-            yield f"extra {self.extra} is not less than the stride, {self.stride}"
+            yield f"extra {self.extra} is not less than the stride, {self.stride}; write less"
         yield from accum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
         yield from self._epilogue.problems()
 

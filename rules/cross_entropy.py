@@ -33,7 +33,7 @@ class CrossEntropy(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.dtype == "float64" and self.out_dtype == "float32":
-            yield "out_dtype float32 is narrower than dtype float64"
+            yield "out_dtype float32 is narrower than dtype float64; leave it out"
 
     def signature(self) -> Signature:
         inputs = Arg("X", (self.rows, self.classes), self.dtype), Arg("T", (self.rows,), self.index_dtype)

@@ -35,7 +35,7 @@ class Cumsum(Rule):
 
     def problems(self) -> Iterator[str]:
         if not self.shape:
-            yield "shape has no extent"
+            yield "shape has no extent; write shape = [16, 64], or other extents"
         else:
             yield from axes_problems([self.axis], len(self.shape))
 

@@ -42,13 +42,13 @@ class Elementwise(Rule):
 
     def problems(self) -> Iterator[str]:
         if not self.shape:
-            yield "shape has no extent"
+            yield "shape has no extent; write shape = [16, 64], or other extents"
         if OPERATIONS[self.op].is_float_only and is_integer(self.dtype):
-            yield f"op {self.op} needs a floating-point dtype, not {self.dtype}"
+            yield f'op {self.op} needs a floating-point dtype, not {self.dtype}; write dtype = "float32" or another'
         if self.halves and OPERATIONS[self.op].operands != 2:
-            yield f"halves is for operations of two operands; {self.op} has one"
+            yield f"halves is for operations of two operands; {self.op} has one; leave it out"
         if self.op in {"neg", "abs"} and self.dtype.startswith("uint"):
-            yield f"op {self.op} needs a signed dtype, not {self.dtype}"
+            yield f'op {self.op} needs a signed dtype, not {self.dtype}; write dtype = "int8" or another'
 
     def signature(self) -> Signature:
         if self.halves:

@@ -33,7 +33,7 @@ class Embedding(Rule):
 
     def problems(self) -> Iterator[str]:
         if not self.indices:
-            yield "indices has no extent"
+            yield "indices has no extent; write indices = [512], or other extents"
         if self.index_dtype == "int32" and self.rows > 2**31:
             yield f"rows {self.rows} is more than int32 counts; index_dtype int64 does"
 

@@ -55,9 +55,9 @@ class Expression(Rule):
         if not self.shapes or len(self.shapes) > len(NAMES):
             yield f"shapes has {len(self.shapes)} items; there are 1 to {len(NAMES)} inputs"
         elif missing := sorted(read - set(given)):
-            yield f"expr reads {', '.join(missing)}, but shapes gives {', '.join(given)} alone"
+            yield f"expr reads {', '.join(missing)}, but shapes gives {', '.join(given)} alone; write a shape for each"
         elif unread := [name for name in given if name not in read]:
-            yield f"expr does not read {', '.join(unread)}, whose shape is given"
+            yield f"expr does not read {', '.join(unread)}, whose shape is given; leave it out"
         elif is_integer(self.dtype):
             yield f"dtype {self.dtype} is an integer's; expressions are of floating point, rule elementwise has integers"
         yield from broadcast_problems(self.shapes)

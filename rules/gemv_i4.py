@@ -32,9 +32,9 @@ class GemvI4(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.k % self.group:
-            yield f"group {self.group} does not divide k {self.k}"
+            yield f"group {self.group} does not divide k {self.k}; write one that does"
         if self.group % 2:
-            yield f"group {self.group} is odd, but two weights share a byte"
+            yield f"group {self.group} is odd, but two weights share a byte; write an even one"
 
     def signature(self) -> Signature:
         packed, scales = (self.n, self.k // 2), (self.n, self.k // self.group)

@@ -46,11 +46,11 @@ class GroupNorm(Rule):
 
     def problems(self) -> Iterator[str]:
         if len(self.shape) < 2:
-            yield "shape needs at least two extents: images and channels"
+            yield "shape needs at least two extents, images and channels; write shape = [8, 64], or more"
         elif self.axis not in {1, -1, len(self.shape) - 1}:
-            yield f"axis {self.axis} is neither 1 nor the last of {len(self.shape)}"
+            yield f"axis {self.axis} is neither 1 nor the last of {len(self.shape)}; write axis = 1 or axis = -1"
         elif self._channels % self.groups:
-            yield f"groups {self.groups} does not divide the {self._channels} channels"
+            yield f"groups {self.groups} does not divide the {self._channels} channels; write a divisor"
 
     def signature(self) -> Signature:
         channels = (self._channels,)

@@ -80,12 +80,12 @@ class Matmul(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.heads and not self.batch:
-            yield "heads needs batch, the extent of the axis before it"
+            yield "heads needs batch, the extent of the axis before it; write batch as well"
         if self.interleaved and not self.heads:
-            yield f"interleaved {self.interleaved} needs heads, the axis that the rows are before"
+            yield f"interleaved {self.interleaved} needs heads, the axis that the rows are before; write heads as well"
         yield from accum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
         if self.precision and self.dtype != "float32":
-            yield f"precision {self.precision} is for dtype float32, not {self.dtype}"
+            yield f"precision {self.precision} is for dtype float32, not {self.dtype}; leave it out"
         yield from self._epilogue.problems()
 
     def signature(self) -> Signature:

@@ -64,9 +64,9 @@ class MatmulGrouped(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.used > self._places:
-            yield f"used {self.used} is over the {self._places} rows that there are"
+            yield f"used {self.used} is over the {self._places} rows that there are; write fewer"
         if self._places >= 2**31:
-            yield f"{self._places} rows are more than int32 counts"
+            yield f"{self._places} rows are more than int32 counts; write fewer"
         if self._is_scaled and self.layout != "nt":
             yield f"layout {self.layout} is not for dtype {self.dtype}, whose blocks lie along k; nt is"
 

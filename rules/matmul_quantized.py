@@ -112,43 +112,43 @@ class MatmulQuantized(Rule):
     def problems(self) -> Iterator[str]:
         yield from self._weight_problems()
         if self.activation_scales and self._is_wide:
-            yield f"activation_scales are for activations of 8 bits, not {self.dtype}"
+            yield f"activation_scales are for activations of 8 bits, not {self.dtype}; leave them out"
         elif self.activation_scales == "group" and self.k % ROW_GROUP:
-            yield f"activation_scales group shares a scale among {ROW_GROUP} elements, which do not divide k {self.k}"
+            yield f"activation_scales group shares a scale among {ROW_GROUP} elements, which do not divide k {self.k}; write a multiple"
         if (self.out_dtype or "float16").startswith(("int", "uint")):
-            yield f"out_dtype {self.out_dtype} would cut off the fractions that scales give"
+            yield f"out_dtype {self.out_dtype} would cut off the fractions that scales give; write one of floating point"
         yield from self._epilogue.problems()
 
     def _weight_problems(self) -> Iterator[str]:
         if self.scales in {"group", "block"} and self.k % self.group:
-            yield f"group {self.group} does not divide k {self.k}"
+            yield f"group {self.group} does not divide k {self.k}; write one that does"
         if self._weights.has_nibbles and self.k % 2:
-            yield f"k {self.k} is odd, but two weights of {self.weights} share a byte"
+            yield f"k {self.k} is odd, but two weights of {self.weights} share a byte; write an even one"
         yield from self._block_problems()
         if self.zero_points and self.weights not in {"int4", "int8"}:
-            yield f"zero_points are for integers, not {self.weights}"
+            yield f"zero_points are for integers, not {self.weights}; leave them out"
         if self.layout == "packed" and not self._weights.has_nibbles:
-            yield f"layout packed is for int4 and {FLOAT4}, not {self.weights}"
+            yield f"layout packed is for int4 and {FLOAT4}, not {self.weights}; write another layout"
         elif self.layout == "packed" and (self.n % TILE_ROWS or self.k % TILE_K):
-            yield f"layout packed has tiles of {TILE_ROWS} x {TILE_K} weights, which n {self.n} and k {self.k} are no multiples of"
+            yield f"layout packed has tiles of {TILE_ROWS} x {TILE_K}, and n {self.n} or k {self.k} is no multiple; write another layout"
 
     def _block_problems(self) -> Iterator[str]:
         """Yield what is wrong with the scales of float4_e2m1fn, or with theirs for other weights."""
         if self.tensor_scale and self.scale_dtype != "float8_e4m3fn":
             given = f"not {self.scale_dtype}" if self.scale_dtype else "which is not given"
-            yield f"tensor_scale is for scale_dtype float8_e4m3fn, {given}"
+            yield f"tensor_scale is for scale_dtype float8_e4m3fn, {given}; leave it out"
         if self.weights != FLOAT4:
             if self.scale_dtype:
-                yield f"scale_dtype {self.scale_dtype} is for weights {FLOAT4}, not {self.weights}"
+                yield f"scale_dtype {self.scale_dtype} is for weights {FLOAT4}, not {self.weights}; leave it out"
             return
         if not self.scale_dtype:
-            yield f"weights {FLOAT4} need scale_dtype float8_e8m0fnu (MXFP4) or float8_e4m3fn (NVFP4)"
+            yield f"weights {FLOAT4} need a scale_dtype; write float8_e8m0fnu (MXFP4) or float8_e4m3fn (NVFP4)"
             return
         name, group = BLOCKS[self.scale_dtype]
         if self.scales != "group":
-            yield f"{name} has scales of groups, not scales {self.scales}"
+            yield f"{name} has scales of groups, not scales {self.scales}; leave out scales"
         elif self.group != group:
-            yield f"{name} has groups of {group}, not group {self.group}"
+            yield f"{name} has groups of {group}, not group {self.group}; leave out group"
 
     def signature(self) -> Signature:
         a = Arg("A", (self.m, self.k), self.dtype)

@@ -26,7 +26,7 @@ class PackWeights(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.n % TILE_ROWS or self.k % TILE_K:
-            yield f"packed weights lie in tiles of {TILE_ROWS} x {TILE_K}, which n {self.n} and k {self.k} are no multiples of"
+            yield f"packed weights lie in tiles of {TILE_ROWS} x {TILE_K}, and n {self.n} or k {self.k} is no multiple; write multiples"
 
     def signature(self) -> Signature:
         return Signature((Arg("W", (self.n, self.k // 2), "uint8"),), (Arg("P", packed_shape(self.n, self.k), "uint8"),))

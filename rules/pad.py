@@ -41,17 +41,17 @@ class Pad(Rule):
 
     def problems(self) -> Iterator[str]:
         if not self.shape:
-            yield "shape has no extent"
+            yield "shape has no extent; write shape = [16, 64], or other extents"
         elif len(self.pads) != 2 * len(self.shape):
             yield f"pads has {len(self.pads)} items; expected {2 * len(self.shape)}, one before and one after each axis"
         elif self.mode == "reflect":
             for axis, (extent, *around) in enumerate(zip(self.shape, self._before, self._after, strict=True)):
                 if max(around) >= extent:
-                    yield f"pads reflect {max(around)} elements of axis {axis}, which has {extent}: at most {extent - 1} can be"
+                    yield f"pads reflect {max(around)} elements of axis {axis}, which has {extent}; write {extent - 1} or fewer"
         if is_integer(self.dtype) and not float(self.value).is_integer():
-            yield f"value {self.value} is no whole number, which dtype {self.dtype} needs"
+            yield f"value {self.value} is no whole number, which dtype {self.dtype} needs; write one"
         if self.mode != "constant" and self.value:
-            yield f"value {self.value} is given beside mode {self.mode}, which has none"
+            yield f"value {self.value} is given beside mode {self.mode}, which has none; leave it out"
 
     def signature(self) -> Signature:
         sides = zip(self.shape, self._before, self._after, strict=True)

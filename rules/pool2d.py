@@ -50,9 +50,9 @@ class Pool2d(Rule):
     def problems(self) -> Iterator[str]:
         for extent, window, name in ((self.h, self.kh, "kh"), (self.w, self.kw, "kw")):
             if window > extent + 2 * self.padding:
-                yield f"{name} {window} is larger than the padded image, {extent + 2 * self.padding}"
+                yield f"{name} {window} is larger than the padded image, {extent + 2 * self.padding}; write a smaller one"
         if 2 * self.padding > min(self.kh, self.kw):
-            yield f"padding {self.padding} is more than half of a window, so that windows may hold padding alone"
+            yield f"padding {self.padding} is more than half of a window, so that windows may hold padding alone; write less"
 
     def signature(self) -> Signature:
         rows, columns = self._out

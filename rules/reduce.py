@@ -50,9 +50,9 @@ class Reduce(Rule):
     def problems(self) -> Iterator[str]:
         yield from axes_problems(self.axes, len(self.shape))
         if not self.axes:
-            yield "axes names no axis to reduce"
+            yield "axes names no axis to reduce; write axes = [-1], or others"
         if self.op == "mean" and is_integer(self.dtype):
-            yield f"op mean needs a floating-point dtype, not {self.dtype}"
+            yield f'op mean needs a floating-point dtype, not {self.dtype}; write dtype = "float32" or another'
         if self.op == "sum" and self.dtype in WRAPPING:
             yield f"op sum in dtype {self.dtype} would wrap around; int32 and int64 hold sums"
 

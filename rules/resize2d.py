@@ -41,7 +41,7 @@ class Resize2d(Rule):
 
     def problems(self) -> Iterator[str]:
         if max(self.h * self.rows, self.w * self.columns) >= 2**29:
-            yield f"resizing {self.h} x {self.w} to {self.rows} x {self.columns} leaves places that 32 bits do not hold"
+            yield f"resizing {self.h} x {self.w} to {self.rows} x {self.columns} leaves places that 32 bits do not hold; write fewer"
 
     def signature(self) -> Signature:
         x, y = (self.n, self.h, self.w, self.c), (self.n, self.rows, self.columns, self.c)

@@ -38,7 +38,7 @@ class Rotary(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.size % 2:
-            yield f"size {self.size} has no halves"
+            yield f"size {self.size} has no halves; write an even one"
 
     def _stored(self, name: str, heads: Any, tokens: Any) -> tuple[Any, Any]:
         return (tokens, heads) if name in self.interleaved else (heads, tokens)

@@ -55,16 +55,16 @@ class RotaryAppend(Rule):
 
     def problems(self) -> Iterator[str]:
         if self.size % 2:
-            yield f"size {self.size} has no halves"
+            yield f"size {self.size} has no halves; write an even one"
         if self.tokens > self.keys:
-            yield f"tokens {self.tokens} is over keys {self.keys}, the rows of a sequence's cache"
+            yield f"tokens {self.tokens} is over keys {self.keys}, the rows of a sequence's cache; write fewer tokens or more keys"
         if self.page_size and self.keys % self.page_size:
-            yield f"keys {self.keys} is no multiple of page_size {self.page_size}"
+            yield f"keys {self.keys} is no multiple of page_size {self.page_size}; write whole pages"
         elif self.page_size and self._pages < self.batch * self._table_columns:
             need = self.batch * self._table_columns
-            yield f"pages {self.pages} is too few for {self.batch} sequences of {self.keys} keys, which write {need} pages of their own"
+            yield f"pages {self.pages} is too few for {self.batch} sequences of {self.keys} keys; write pages = {need} or more"
         if self.pages and not self.page_size:
-            yield f"pages {self.pages} is given without page_size"
+            yield f"pages {self.pages} is given without page_size; write page_size as well"
 
     def signature(self) -> Signature:
         new = (self.batch, *((self.tokens, self.heads) if self.interleaved else (self.heads, self.tokens)), self.size)

@@ -49,7 +49,7 @@ class Softmax(Rule):
         yield from axes_problems([self.axis], len(self.shape))
         own = self.shape[len(self.shape) - len(self.mask) :]
         if len(self.mask) > len(self.shape) or any(extent not in {1, whole} for extent, whole in zip(self.mask, own, strict=True)):
-            yield f"mask {list(self.mask)} does not broadcast to shape {list(self.shape)}"
+            yield f"mask {list(self.mask)} does not broadcast to shape {list(self.shape)}; write 1 or the same extent for each axis"
 
     def signature(self) -> Signature:
         masks = (Arg("M", self.mask, self.dtype),) if self.mask else ()

@@ -39,7 +39,7 @@ class Take(Rule):
 
     def problems(self) -> Iterator[str]:
         if not self.indices:
-            yield "indices has no extent"
+            yield "indices has no extent; write indices = [512], or other extents"
         wrong = list(axes_problems([self.axis], len(self.shape)))
         yield from wrong
         if not wrong and self.index_dtype == "int32" and self.shape[self._axis] > 2**31:

@@ -35,9 +35,9 @@ class TensorIr(Rule):
 
     def problems(self) -> Iterator[str]:
         if Path(self.file).suffix not in {".py", ".json"}:
-            yield f"file {self.file} is neither TVMScript (.py) nor saved IR (.json)"
+            yield f"file {self.file} is neither TVMScript (.py) nor saved IR (.json); write a path that ends so"
         if self.reference_file and Path(self.reference_file).suffix != ".py":
-            yield f"reference_file {self.reference_file} is not a Python file (.py)"
+            yield f"reference_file {self.reference_file} is not a Python file (.py); write a path that ends so"
 
     def signature(self) -> Signature:
         """Return the function's parameters; raise ValueError unless they are inputs of fixed shapes, then outputs."""

@@ -30,7 +30,7 @@ class Transpose(Rule):
     def problems(self) -> Iterator[str]:
         yield from axes_problems(self.axes, len(self.shape))
         if len(self.axes) != len(self.shape):
-            yield f"axes names {len(self.axes)} axes, but shape has {len(self.shape)} extents"
+            yield f"axes names {len(self.axes)} axes, but shape has {len(self.shape)} extents; write each axis once"
 
     def signature(self) -> Signature:
         out = tuple(self.shape[axis] for axis in self.axes)

@@ -6,6 +6,7 @@ Knows nothing of artifacts' files, and imports neither NumPy's rivals nor a comp
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from kerneldecl.artifact.kernels import needs_conversion, tensor
 from kerneldecl.artifact.outputs import outputs_beside
 from kerneldecl.diagnostics.signatures import signature_text, type_text
 from kerneldecl.diagnostics.units import counted
+from kerneldecl.model import dtype_bytes
 from kerneldecl.serial import signature_from_json
 from kerneldecl.signature import Arg, Signature
 
@@ -27,12 +29,13 @@ class Kernel:
 
     `kernel(*inputs)` returns new outputs of the inputs' library, `kernel(*inputs, *outputs)` writes the given ones and returns them: one
     array, or a tuple of several. What a kernel updates in place is given behind the inputs, always, and not returned: a kernel that does
-    nothing else returns None. Arrays are contiguous, of the shapes and dtypes of the signature, in the memory that the kernel runs on.
+    nothing else returns None. Arrays are contiguous, of the shapes and dtypes of the signature, in the memory that the kernel runs on, and
+    what is written shares no memory with another argument: the first call with outputs looks at that, and later ones at the last argument.
     Work on a GPU is queued on torch's current stream, or on the default stream where no argument is torch's. TypeError or ValueError
     says in one sentence which argument does not fit.
     """
 
-    __slots__ = ("__name__", "_converts", "_function", "_given", "_wanted", "attrs", "device", "rule", "signature")
+    __slots__ = ("__name__", "_converts", "_function", "_given", "_is_unchecked", "_wanted", "attrs", "device", "rule", "signature")
 
     def __init__(self, entry: Mapping[str, Any], function: Callable[..., object], device: str) -> None:
         self.__name__: str = entry["name"]
@@ -43,6 +46,7 @@ class Kernel:
         self._function = function
         self._given = len(self.signature.given)
         self._wanted = len(self.signature.args)
+        self._is_unchecked = True
         self._converts = any(needs_conversion(arg.dtype) for arg in self.signature.args)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -50,11 +54,9 @@ class Kernel:
             expected = signature_text(self.__name__, self.signature)
             raise TypeError(f"{', '.join(named)} is given by name, and a kernel takes arrays by position; expected {expected}")
         if len(args) == self._given != self._wanted:
-            if not args:
-                raise TypeError(f"{self!r} has no inputs that say where its outputs shall lie: pass them")
-            if not hasattr(args[0], "__dlpack__"):
-                raise TypeError(misfit(self, (*args, *[None] * (self._wanted - self._given))))
-            args += outputs_beside(args[0], self.signature_of(args).made)
+            args += self._outputs(args)
+        elif len(args) == self._wanted and (self._is_unchecked or args[-1] is args[0] or args[-1] is args[-2]):
+            self._check_memory(args)
         try:
             # tvm_ffi takes arrays as they are, which costs a third of making tensors of them here, and follows torch's stream.
             self._function(*(map(tensor, args) if self._converts else args))
@@ -65,6 +67,20 @@ class Kernel:
             raise
         made = self._wanted - self._given
         return args[-1] if made == 1 else args[self._given :] or None
+
+    def _outputs(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return new outputs for a call with these arguments; raise TypeError where nothing says where they shall lie."""
+        if not args:
+            raise TypeError(f"{self!r} has no inputs that say where its outputs shall lie: pass them")
+        if not hasattr(args[0], "__dlpack__"):
+            raise TypeError(misfit(self, (*args, *[None] * (self._wanted - self._given))))
+        return outputs_beside(args[0], self.signature_of(args).made)
+
+    def _check_memory(self, args: Sequence[Any]) -> None:
+        """Raise ValueError where an argument that is written shares memory with another one."""
+        if problem := shared_memory(self, args):
+            raise ValueError(problem)
+        self._is_unchecked = False
 
     def signature_of(self, args: Sequence[Any]) -> Signature:  # noqa: ARG002  of any number of rows it depends on them
         """Return the signature of a call with these arguments."""
@@ -129,6 +145,28 @@ def misfit(kernel: Kernel, args: Sequence[Any]) -> str:
         return f"{counted(len(args), 'array')} given; {expected}: pass {given}{several}"
     found = (_wrong(arg, value, kernel.device) for arg, value in zip(signature.args, args, strict=True))
     return next((f"{problem}; {expected}" for problem in found if problem), "")
+
+
+def shared_memory(kernel: Kernel, args: Sequence[Any]) -> str:
+    """Return which argument that a kernel writes shares memory with another one, as one sentence; empty where none does."""
+    try:
+        places = [_place(tensor(value)) for value in args]
+    except (TypeError, ValueError, BufferError, RuntimeError):
+        return ""  # the kernel objects to it in other words
+    names = [arg.name for arg in kernel.signature.args]
+    for written in range(len(kernel.signature.inputs), len(places)):
+        device, begin, end = places[written]
+        for other, (its_device, its_begin, its_end) in enumerate(places[:written]):
+            if device == its_device and max(begin, its_begin) < min(end, its_end):
+                same = f"{names[written]} shares memory with {names[other]}"
+                return f"{same}, which {kernel.__name__} uses while it writes: pass an array of its own"
+    return ""
+
+
+def _place(given: Any) -> tuple[str, int, int]:
+    """Return the device of a tensor, and where its memory begins and ends."""
+    begin = int(given.data_ptr())
+    return str(given.device), begin, begin + math.prod(given.shape) * dtype_bytes(str(given.dtype))
 
 
 def _wrong(arg: Arg, value: Any, device: str) -> str:

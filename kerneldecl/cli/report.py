@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kerneldecl.cli.steps import Steps
-from kerneldecl.cli.table import folded, table, wrapped
+from kerneldecl.cli.table import folded, name_lines, table, wrapped
 from kerneldecl.diagnostics.units import amount, counted, duration
 from kerneldecl.model import SPECIALIZE, Trial
 from kerneldecl.planning import last_build
@@ -79,9 +79,11 @@ def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps], width: int 
 
 
 def _stacked(row: Sequence[str], width: int) -> list[str]:
-    """Return a row whose names leave no room for the reason: that stands below them."""
+    """Return a row whose names leave no room for the reason: that stands below them, and a name that is wider than the window is folded."""
     kind, entry, reason = row
-    return [f"{entry.rstrip()}: {kind}", *(f"  {line}" for line in wrapped(reason, width - 2))]
+    *before, last = name_lines(f"{entry.rstrip()}:", width)
+    names = [*before, f"{last} {kind}"] if len(f"{last} {kind}") <= width else [*before, last, f"  {kind}"]
+    return [*names, *(f"  {line}" for line in wrapped(reason, width - 2))]
 
 
 def _bracketed(steps: Mapping[str, Steps], entry: str) -> str:

@@ -42,7 +42,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, is_
 
 def _row_lines(row: Sequence[str], widths: Sequence[int], room: int, *, is_named: bool) -> Iterator[str]:
     """Yield a row's lines: the first with all its cells, more for what is left of the first and of the last."""
-    names = _name_lines(row[0], widths[0]) if is_named and len(row) > 1 else []
+    names = name_lines(row[0], widths[0]) if is_named and len(row) > 1 else []
     last = wrapped(row[-1], room)
     middle = [cell.rjust(wide) for cell, wide in zip(row[len(names[:1]) : -1], widths[len(names[:1]) : -1], strict=True)]
     for at, (name, rest) in enumerate(itertools.zip_longest(names, last, fillvalue="")):
@@ -50,7 +50,7 @@ def _row_lines(row: Sequence[str], widths: Sequence[int], room: int, *, is_named
         yield _GAP.join([*([name.ljust(widths[0])] if names else []), *between, rest]).rstrip()
 
 
-def _name_lines(name: str, width: int) -> list[str]:
+def name_lines(name: str, width: int) -> list[str]:
     """Return an entry's name in lines of a width, broken in front of its attributes and behind their commas."""
     lines = [""]
     for part in re.split(r"(?<=,)|(?=[\[@])", name) if len(name) > width else [name]:

@@ -5,16 +5,20 @@ Knows nothing of rules, nor of how kernels come to take any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kerneldecl.declare.expansion import Attrs, Axis
+from kerneldecl.declare.policy_values import LIBRARY
 from kerneldecl.declare.toml_keys import Finding
 from kerneldecl.diagnostics.messages import nearest, show
+from kerneldecl.model import Policy, uses
 from kerneldecl.rows import Rows, numbers_between
 
 EXAMPLE = "{ upto = 4096, tuned = [1, 16, 128] }"
+MOST_ROWS = 2**24
+"""Rows of a call at most: kernels are verified and timed with so many."""
 _LIKENESS_OF_SLIPS = 0.7
 """Likeness of a key to `upto` or `tuned` above which it is one, misspelt: "up_to" has 0.89."""
 
@@ -85,6 +89,14 @@ def rows_findings(found: list[DeclaredRows], attributes: Mapping[str, int]) -> I
         yield from (Finding.of((rows.key,), sentence, hint) for sentence, hint in _mistakes(rows.key, rows.table))
 
 
+def library_findings(found: Iterable[DeclaredRows], asked: Sequence[Policy]) -> Iterator[Finding]:
+    """Yield that an entry with rows asks libraries alone, of whose calls none takes any number of them."""
+    if any({use.name for use in uses(policy)} == {LIBRARY} for policy in asked):
+        for rows in found:
+            sentence = f"{rows.key} is known at run time, and no call of a library takes any number of rows"
+            yield Finding.of((rows.key,), sentence, 'write dispatch = "fastest" or "tuned", or a number for each entry')
+
+
 def _mistakes(key: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if table.keys() != {"upto", "tuned"}:
         yield f"{key} is {show(table)}; expected {EXAMPLE}", ""
@@ -92,6 +104,8 @@ def _mistakes(key: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     upto, tuned = table["upto"], table["tuned"]
     if type(upto) is not int or upto < 2:
         yield f"upto of {key} is {show(upto)}; expected an integer above 1", ""
+    elif upto > MOST_ROWS:
+        yield f"upto of {key} is {show(upto)}; kernels are verified at so many rows: expected {MOST_ROWS} or fewer", ""
     elif not isinstance(tuned, list) or not tuned or not all(type(rows) is int and rows > 0 for rows in tuned):
         yield f"tuned of {key} is {show(tuned)}; expected a list of integers above 0", ""
     elif sorted(set(tuned)) != tuned:

@@ -16,7 +16,7 @@ from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations
 from kerneldecl.declare.operator_names import operator_names
 from kerneldecl.declare.policies import budget_findings, kind_findings, policy_findings
 from kerneldecl.declare.policy_values import dispatched, key_of, policy_of
-from kerneldecl.declare.rows import declared_rows, rows_findings
+from kerneldecl.declare.rows import declared_rows, library_findings, rows_findings
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.declare.toml_keys import (
     FILE,
@@ -144,6 +144,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if findings:
         return _wrong(findings, table)
     chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
+    findings += library_findings(varying, [scope.policy(table, target, chosen.policy) for target in chosen.targets])
     if "policy" in table:
         findings += (_unknown_key(name, rule) for name in key_of(chosen.policy) if name not in rule.attributes)
     workloads: list[Workload] = []

@@ -57,6 +57,7 @@ from kerneldecl.templates.hopper.operands import operand_of
 from kerneldecl.templates.hopper.pack import Packing, packing_of
 from kerneldecl.templates.hopper.params import GemmParams
 from kerneldecl.templates.hopper.read_gemm import GemmProblem, Matrix, read_gemm
+from kerneldecl.templates.hopper.tails import with_tail
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -95,8 +96,8 @@ def kernel_of(gemm: GemmProblem, params: GemmParams, is_packed: bool, arch: Arch
         return None
     operands = [packing.copy if packing else matrix for packing, matrix in zip(packings, (gemm.a, gemm.b), strict=True)]
     (a_matrix, m), (b_matrix, n) = list(zip(operands, (m, n), strict=True))[:: -1 if params.swap_ab else 1]
-    a = operand_of(a_matrix, params.block_m, params.cluster_n, is_a=True)
-    b = operand_of(b_matrix, params.block_n, params.cluster_m)
+    a = with_tail(operand_of(a_matrix, params.block_m, params.cluster_n, is_a=True), a_matrix, params.block_m)
+    b = with_tail(operand_of(b_matrix, params.block_n, params.cluster_m), b_matrix, params.block_n)
     k_tiles = -(-k * a_matrix.item_bytes // K_TILE_BYTES)
     accum_dtype = gemm.contraction.accum_dtype
     if a is None or b is None or not params.fits(a_matrix.dtype, accum_dtype, k_tiles, a.stage_bytes + b.stage_bytes):

@@ -40,6 +40,7 @@ from kerneldecl.templates.hopper.kernel_config import GemmKernel
 from kerneldecl.templates.hopper.operands import SWIZZLES, Operand, TensorMap, TmaBoxes, io_dtype, operand_of
 from kerneldecl.templates.hopper.params import GemmParams
 from kerneldecl.templates.hopper.read_gemm import GemmProblem, Matrix
+from kerneldecl.templates.hopper.tails import with_tail
 from kerneldecl.templates.shared.fast_math import with_fast_activations
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
@@ -64,7 +65,8 @@ def _kernel_of(mod: IRModule, spec: GatedGemmSpec, params: GemmParams, arch: Arc
     if isinstance(contraction, str) or is_other:
         return None
     buffers = [tirx.decl_buffer(shape, dtype, name) for name, (shape, dtype) in zip("ABC", signature_of(mod["main"]), strict=True)]
-    a = operand_of(Matrix(buffers[0], spec.dtype, (spec.m, spec.k), (spec.k, 1)), params.block_m, params.cluster_n, is_a=True)
+    rows = Matrix(buffers[0], spec.dtype, (spec.m, spec.k), (spec.k, 1))
+    a = with_tail(operand_of(rows, params.block_m, params.cluster_n, is_a=True), rows, params.block_m)
     b = _both_halves(buffers[1], spec, params)
     k_tiles = -(-spec.k * dtype_bytes(spec.dtype) // K_TILE_BYTES)
     if a is None or a.via_registers or b is None or not params.fits(spec.dtype, spec.accum_dtype, k_tiles, a.stage_bytes + b.stage_bytes):

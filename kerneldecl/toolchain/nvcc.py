@@ -58,14 +58,19 @@ _SLOW_HEADERS = (
 """Headers that TVM includes, each with the text by which a use is recognised: those for TIRx take nvcc two seconds, mma.h a sixth of what a
 GEMM takes it."""
 _KERNEL = 'extern "C" __global__'
-_MADE_OF_EIGHT = re.compile(r"make_ulonglong4\((?:[^,();]|\([^()]*\))+(?:,(?:[^,();]|\([^()]*\))+){7}\)")
+_MADE_OF_EIGHT = "make_ulonglong4("
 _MAKE_EIGHT = """\
-__device__ __forceinline__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f, unsigned g,
-                                                      unsigned h) {
-  return make_ulonglong4(a | static_cast<unsigned long long>(b) << 32, c | static_cast<unsigned long long>(d) << 32,
-                         e | static_cast<unsigned long long>(f) << 32, g | static_cast<unsigned long long>(h) << 32);
+template <typename T>
+__device__ __forceinline__ unsigned long long kd_pair(T low, T high) {
+  static_assert(sizeof(T) == 4, "half of an element of ulonglong4");
+  return *reinterpret_cast<unsigned*>(&low) | static_cast<unsigned long long>(*reinterpret_cast<unsigned*>(&high)) << 32;
+}
+template <typename T>
+__device__ __forceinline__ ulonglong4 make_ulonglong4(T a, T b, T c, T d, T e, T f, T g, T h) {
+  return make_ulonglong4(kd_pair(a, b), kd_pair(c, d), kd_pair(e, f), kd_pair(g, h));
 }
 """
+"""Elements keep their bits: one that is converted to an integer is another number, with floats nearly 0."""
 _FOR_NVRTC = re.compile(r"#ifdef __CUDACC_RTC__.*?#else", re.DOTALL)
 _COMPARE_AND_SELECT = re.compile(r"return __h(?P<than>[gl])t\((?:__half\()?a\)?, (?:__half\()?b\)?\) \? a : b;")
 """TVM's code for max and min of 16-bit floats: compare and select."""
@@ -207,11 +212,11 @@ def prepared(source: str) -> str:
 
 
 def with_vectors_of_eight(source: str) -> str:
-    """Return the source with the constructor that TVM calls for eight 32-bit integers and CUDA lacks, where it is called.
+    """Return the source with the constructor that TVM calls for eight equal or counted 32-bit elements and CUDA lacks, where it is called.
 
-    TVM 0.27 computes bfloat16 in such vectors on GPUs without it.
+    A constant of float32 becomes such a vector beside eight of float16; TVM 0.27 computes bfloat16 in such vectors on GPUs without it.
     """
-    is_missing = _MADE_OF_EIGHT.search(source) and _MAKE_EIGHT not in source
+    is_missing = _MADE_OF_EIGHT in source and _MAKE_EIGHT not in source
     return source.replace(_KERNEL, _MAKE_EIGHT + _KERNEL, 1) if is_missing else source
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from kerneldecl.errors import TuningError
 from kerneldecl.model import SPECIALIZE, Proposal, Trial
-from kerneldecl.store.results import groups_from_json
+from kerneldecl.plugins.policy_order import is_tuner
+from kerneldecl.store.results import Group, groups_from_json
 from kerneldecl.tuning.earlier import is_by_machine
 from kerneldecl.tuning.loop import Round
 from kerneldecl.tuning.measure import OF_THE_RULE
@@ -17,6 +18,11 @@ from kerneldecl.tuning.task import PROPOSE_SECS, Runner, Task
 
 REPLACED_MOST = 16
 """Candidates at most that replace those of one policy that cannot be built: more would fail for the same reason."""
+
+
+def replaces(task: Task, group: Group) -> bool:
+    """Say whether a group is the beginning of its policy's list: tuners list all they have at once, or search, and have no next."""
+    return task.has_spares and not group.searches and not is_tuner(task.root, group.policy)
 
 
 def next_of_the_list(task: Task, runner: Runner, part: Round, trials: Sequence[Trial]) -> tuple[Proposal, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl.rows import Rows
+from kerneldecl.runners.failures import is_short_of_memory
 from kerneldecl.runners.process import Answer
 from kerneldecl.runners.verdict import judged
 from kerneldecl.timing import median, raced
@@ -116,7 +117,8 @@ def _timed(task: Task, kernels: Sequence[RowsKernel], number: int, runner: Runne
     """
     spec = _spec(task, number)
     if "failure" in (answer := runner.measure(task.measure_request("prepare", spec=spec), PREPARE_SECS)):
-        return f"inputs or reference of {number} rows: {answer['failure']}"
+        way_out = f"; declare an upto below {number}" if is_short_of_memory(answer["failure"]) else ""
+        return f"inputs or reference of {number} rows: {answer['failure']}{way_out}"
     if following and task.arch.gpu:
         runner.measure(task.measure_request("prepare_next", spec=_spec(task, following)), PREPARE_SECS)
     first: dict[int, float] = {}

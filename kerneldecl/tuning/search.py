@@ -20,7 +20,7 @@ from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
 from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
-from kerneldecl.tuning.replacements import next_of_the_list
+from kerneldecl.tuning.replacements import next_of_the_list, replaces
 from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task, batches_of
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
@@ -268,8 +268,7 @@ def _rounds(task: Task) -> Iterator[Round]:
     custom = _custom_kernels(task)
     for group in task.groups:
         allowance = Allowance(group.budget, least_secs(task)) if group.budget else None
-        replaces = task.has_spares and not (group.searches or group.options)
-        yield Round(group.policy, (*group.proposals, *custom), group.turn, group.searches, allowance, replaces)
+        yield Round(group.policy, (*group.proposals, *custom), group.turn, group.searches, allowance, replaces(task, group))
         custom = ()
     if custom:
         yield Round(SPECIALIZE, custom)

@@ -15,10 +15,10 @@ def positions(axes: Sequence[int], rank: int) -> tuple[int, ...]:
 def axes_problems(axes: Sequence[int], rank: int) -> Iterator[str]:
     for axis in axes:
         if not -rank <= axis < rank:
-            yield f"axis {axis} is out of range for a shape of {rank} extents"
+            yield f"axis {axis} is out of range for a shape of {rank} extents; write {-rank} to {rank - 1}"
     counted = positions(axes, rank)
     for position in sorted({axis for axis in counted if counted.count(axis) > 1}):
-        yield f"axis {position} is named more than once"
+        yield f"axis {position} is named more than once; write it once"
 
 
 def broadcast_problems(shapes: Sequence[Sequence[int]]) -> Iterator[str]:
@@ -27,9 +27,9 @@ def broadcast_problems(shapes: Sequence[Sequence[int]]) -> Iterator[str]:
 
     try:
         if not np.broadcast_shapes(*shapes):
-            yield "shapes has no extent"
+            yield "shapes has no extent; write shapes = [[16, 64], [64]], or others"
     except ValueError:
-        yield f"shapes {', '.join(map(str, shapes))} do not broadcast"
+        yield f"shapes {', '.join(map(str, shapes))} do not broadcast; write 1 or equal extents"
 
 
 def broadcast_index(shape: Sequence[int], at: Sequence[Any]) -> tuple[Any, ...]:

@@ -166,11 +166,11 @@ class ConvolutionRule(Rule):
             return
         for name, side in zip(SIDE_NAMES[count], self._sides, strict=True):
             if side.outputs < 1:
-                yield f"the kernel spans {side.span} {name}, but the padded image has {side.padded}"
+                yield f"the kernel spans {side.span} {name}, but the padded image has {side.padded}; write a smaller kernel or more padding"
         if self.c % self.groups:
-            yield f"groups {self.groups} does not divide c {self.c}"
+            yield f"groups {self.groups} does not divide c {self.c}; write a divisor"
         if self.f % self.groups:
-            yield f"groups {self.groups} does not divide f {self.f}"
+            yield f"groups {self.groups} does not divide f {self.f}; write a divisor"
         yield from accum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
         yield from self._epilogue.problems()
 

@@ -62,10 +62,10 @@ class Epilogue:
         dtype = self.accum
         for step, count in Counter(self.steps).items():
             if count > 1:
-                yield f"epilogue repeats {step}"
+                yield f"epilogue repeats {step}; write it once"
             dtype = scaled_dtype(dtype) if step in SCALES else dtype
             if step in OPERATIONS and OPERATIONS[step].is_float_only and is_integer(dtype):
-                yield f"epilogue {step} needs floating-point accumulators, but accum_dtype is {self.accum}"
+                yield f"epilogue {step} needs floating-point accumulators, but accum_dtype is {self.accum}; leave it out"
 
     def flops_per_element(self) -> int:
         return sum(OPERATIONS[step].flops if step in OPERATIONS else 1 for step in self.steps)

@@ -20,9 +20,9 @@ Quantized = Literal["", "float8_e4m3fn", "int8"]
 
 def norm_problems(shape: Sequence[int], dtype: str, out_dtype: str) -> Iterator[str]:
     if not shape:
-        yield "shape has no extent"
+        yield "shape has no extent; write shape = [16, 64], or other extents"
     if out_dtype and dtype == "float64":
-        yield f"out_dtype {out_dtype} is computed from float32 at most, not from float64"
+        yield f"out_dtype {out_dtype} is computed from float32 at most, not from float64; leave it out"
 
 
 def norm_outputs(shape: tuple[int, ...], dtype: str, out_dtype: str, *, has_residual: bool) -> tuple[Arg, ...]:

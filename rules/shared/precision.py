@@ -51,13 +51,13 @@ def out_dtype(dtype: str, declared: str = "") -> str:
 def accum_problems(dtype: str, accum: str, out: str) -> Iterator[str]:
     """Yield why `dtype` cannot be accumulated in `accum`, or the result not be stored as `out`."""
     if is_integer(dtype) != is_integer(accum):
-        yield f"accum_dtype {accum} does not suit dtype {dtype}: one is an integer, the other is not"
+        yield f"accum_dtype {accum} does not suit dtype {dtype}: one is an integer, the other is not; leave it out"
     elif SIGNIFICANT_BITS[accum] < SIGNIFICANT_BITS[dtype]:
-        yield f"accum_dtype {accum} is narrower than dtype {dtype}"
+        yield f"accum_dtype {accum} is narrower than dtype {dtype}; leave it out"
     if is_integer(out) and not is_integer(accum):
-        yield f"out_dtype {out} would cut off the fractions that accum_dtype {accum} keeps"
+        yield f"out_dtype {out} would cut off the fractions that accum_dtype {accum} keeps; leave it out"
     elif is_integer(out) and SIGNIFICANT_BITS[out] < SIGNIFICANT_BITS[accum]:
-        yield f"out_dtype {out} is narrower than accum_dtype {accum}: results would wrap around"
+        yield f"out_dtype {out} is narrower than accum_dtype {accum}: results would wrap around; leave it out"
 
 
 def reference_dtype(out: str, *dtypes: str) -> type[np.floating[Any]]:

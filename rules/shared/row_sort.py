@@ -39,9 +39,9 @@ class RowSortRule(Rule):
 
     def problems(self) -> Iterator[str]:
         if not self.shape:
-            yield "shape has no extent"
+            yield "shape has no extent; write shape = [16, 64], or other extents"
         elif not 1 <= self.count() <= self.shape[-1]:
-            yield f"k {self.count()} is more than a row's elements, {self.shape[-1]}"
+            yield f"k {self.count()} is more than a row's elements, {self.shape[-1]}; write fewer"
 
     def signature(self) -> Signature:
         out = (*self.shape[:-1], self.count())

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
+from tvm.sym import Analyzer
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from kerneldecl.compiler.passes.dependent_launch import with_declared_pdl
 from kerneldecl.compiler.passes.nan import gives_nan, with_nan_in_cuda
+from kerneldecl.toolchain import nvcc
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def lower(func: Any, change: Callable[[Any], Any] = lambda device: device, arch:
     source = str(library.imports[0].inspect_source("cuda"))
     if any(map(gives_nan, device.functions.values())):
         source = with_nan_in_cuda(source, in_one=True)
-    return Lowered(source, tuple(_Reader().read(main.body)), len(func.params))
+    return Lowered(nvcc.with_vectors_of_eight(source), tuple(_Reader().read(main.body)), len(func.params))
 
 
 def main_of(lowered: Lowered) -> str:
@@ -104,7 +106,7 @@ class _Reader:
         name = _operation(call)
         if name == "tirx.tvm_call_packed" and str(call.args[0].value) == "runtime.cuTensorMapEncodeTiled":
             _, tensor, dtype, rank, base, *numbers = call.args
-            listed = ", ".join(str(int(number)) for number in numbers)
+            listed = ", ".join(str(_number(number)) for number in numbers)
             yield f'CUtensorMap {self._known(tensor)} = machine::tiled("{dtype.value}", {int(rank)}, {self._known(base)}, {{{listed}}});'
         elif name == "tirx.call_ffi_kernel":
             tags = [str(tag) for tag in call.attrs.launch_params]
@@ -138,6 +140,11 @@ class _Reader:
             case "tirx.call_extern", [name, _, _, size, *_] if str(name.value) == "TVMBackendAllocWorkspace":
                 known = f"machine::workspace({int(size)})"
         return known
+
+
+def _number(value: Any) -> int:
+    """Return an integer that TVM computes on the host."""
+    return int(Analyzer().simplify(value))
 
 
 # Of TVM's TVMStructFieldKind: a tensor's address, and what a packed function's argument holds.

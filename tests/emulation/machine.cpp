@@ -170,6 +170,8 @@ struct Buffer {
 };
 
 struct State {
+  bool has_tails = false;  // whether a tensor has two maps, the second one for its last rows
+  std::set<std::pair<const void*, int64_t>> mapped;
   uint8_t *shared = nullptr, *global = nullptr, *global_end = nullptr;
   std::vector<bool> slots;
   std::vector<Cta*> owners;
@@ -493,6 +495,7 @@ CUtensorMap tiled(const char* dtype, int rank, void* base, std::vector<int64_t> 
   int promotion = *next++, fill = *next++;
   if (map.swizzle < 0 || map.swizzle > 3 || promotion < 0 || promotion > 3 || fill < 0 || fill > 1) fail("a tensor map with an unknown swizzle, promotion or fill");
   if (size_t(base) % 16) fail("a tensor map's base is no multiple of 16 bytes");
+  it.has_tails |= !it.mapped.insert({base, map.extent[0]}).second;
   int64_t last = map.element_bytes;
   for (int i = 0; i < rank; i++) {
     if (map.extent[i] < 1 || map.extent[i] > int64_t(1) << 32) fail("extent %d of a tensor map is %ld", i, long(map.extent[i]));
@@ -1238,9 +1241,13 @@ std::vector<Range> ranges_of(Cta* cta, uint64_t word, bool is_by_mn, int rows, i
 std::vector<float> operand_of(Cta* cta, uint64_t word, bool is_by_mn, int rows, int k, Type type) {
   Descriptor d = decoded(word);
   int bytes = bytes_of(type);
+  float anything = type == Type::s8 || type == Type::u8 ? 77 : NAN;
   std::vector<float> values(size_t(rows) * k);
   for (int mn = 0; mn < rows; mn++)
-    for (int j = 0; j < k; j++) values[size_t(mn) * k + j] = value_of(cta->shared + chunk_at(d, is_by_mn, mn, j, bytes), type);
+    for (int j = 0; j < k; j++) {
+      const uint8_t* at = cta->shared + chunk_at(d, is_by_mn, mn, j, bytes);
+      values[size_t(mn) * k + j] = known(at)->state & WRITTEN ? value_of(at, type) : anything;
+    }
   return values;
 }
 
@@ -1337,6 +1344,8 @@ void wgmma(const Mma& mma, std::vector<void*> accumulators, Operand a, uint64_t 
     if (!a.in_registers) made->reads = ranges_of(cta, a.descriptor, mma.a_by_mn, 64, mma.k, bytes_of(mma.a));
     auto more = ranges_of(cta, b, mma.b_by_mn, mma.n, mma.k, bytes_of(mma.b));
     made->reads.insert(made->reads.end(), more.begin(), more.end());
+    // Rows beyond a tensor's last one, which a map with smaller boxes leaves out, may hold anything.
+    if (it.has_tails) std::erase_if(made->reads, [](const Range& range) { return !known(range.begin)->fillers && !(known(range.begin)->state & WRITTEN); });
     for (const Range& range : made->reads) begin_read(range, "multiplies out of");
     group.mmas.push_back(std::move(made));
   }

@@ -98,6 +98,11 @@ GEMMS: dict[str, Case] = {
     "cluster of two rows": ({"m": 520}, {"cluster_m": 2, "block_n": 128}),
     "cluster of two by two": ({"m": 520, "layout": "tn"}, {"cluster_m": 2, "cluster_n": 2, "block_n": 128}),
     "cluster of four columns": ({"n": 600, "epilogue": ["gelu_tanh", "add"]}, {"cluster_n": 4}),
+    "cluster of two rows, a tile without rows": ({"m": 130, "n": 72, "k": 328}, {**ONE, "cluster_m": 2, "pdl": 1}),
+    "cluster of two columns, a tile without rows, swapped": (
+        {"m": 53, "n": 130, "k": 328, "epilogue": ["bias", "add"]},
+        {**ONE, "cluster_n": 2, "swap_ab": 1, "block_n": 24, "pdl": 1},
+    ),
     "cluster of two rows, three boxes": ({"m": 520}, {"cluster_m": 2, "block_n": 24}),
     "cluster of four rows, one box": ({"m": 8, "n": 520, "k": 400}, {**ONE, "cluster_m": 4, "swap_ab": 1, "block_n": 8, "pdl": 1}),
     "cluster of two columns, one MMA tile": ({"layout": "tn", "n": 304}, {**ONE, "cluster_n": 2}),

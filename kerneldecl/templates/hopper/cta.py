@@ -51,8 +51,8 @@ class Cta(NamedTuple):
     """What all warps of a CTA know, while the kernel's script is read."""
 
     kernel: GemmKernel
-    maps: tuple[Any, Any, Any, Any, Any, Any]
-    """Tensor maps of A, B, the result, the tile operand, scales and zero points; the last three where TMA loads such."""
+    maps: tuple[Any, Any, Any, Any, Any, Any, Any, Any]
+    """Tensor maps of A, B, the result, the tile operand, scales, zero points, last rows of A and B; the last five where TMA loads such."""
     smem: Smem
     ids: Ids
     consumer: Any
@@ -121,6 +121,14 @@ class Cta(NamedTuple):
         a_mask = T.cast(T.shift_left(params.a_multicast_mask, rank_m), "uint16") if params.cluster_n > 1 else None
         b_mask = T.cast(T.shift_left(params.b_multicast_mask, rank_n * params.cluster_m), "uint16") if params.cluster_m > 1 else None
         return (
-            TmaLoader(self.kernel.a, self.maps[0], self.smem.a, rank_n, mask=a_mask),
-            TmaLoader(self.kernel.b, self.maps[1], self.smem.b, rank_m, mask=b_mask),
+            TmaLoader(self.kernel.a, self.maps[0], self.smem.a, rank_n, a_mask, self.maps[6]),
+            TmaLoader(self.kernel.b, self.maps[1], self.smem.b, rank_m, b_mask, self.maps[7]),
         )
+
+    def loaded_bytes(self, row: Any, column: Any) -> Any:
+        """Return the bytes that TMA loads to a stage of a tile that begins at a row of A and one of B."""
+        a, b = self.loaders()
+        factors = () if self.kernel.via_registers else self.factor_loaders()
+        fixed = sum(factor.operand.stage_bytes for factor in factors if factor is not None)
+        loaded = [loader.loaded_bytes(place) for loader, place in ((a, row), (b, column)) if not loader.operand.via_registers]
+        return sum(loaded, fixed)

@@ -279,7 +279,13 @@ def _encode(tensor_map, operand):
         T.call_packed(ENCODE, tensor_map, operand.dtype, *operand.tma.map.args)
 
 
-def build(kernel: GemmKernel) -> tvm.IRModule:
+@T.inline
+def _encode_tail(tensor_map, operand):
+    """Encode the tensor map of an operand's last rows."""
+    T.call_packed(ENCODE, tensor_map, operand.dtype, *operand.tma.tail.map.args)
+
+
+def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each tensor map that not every kernel has
     """Return a module whose `main` is the kernel, on the parameters given."""
     params, epilogue = kernel.params, kernel.epilogue
     workspace = _workspace(kernel)
@@ -311,6 +317,16 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
             _encode(zeros_map, kernel.zeros)
         else:
             zeros_map = T.meta_var(None)
+        if kernel.a.has_tail:
+            last_rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            _encode_tail(last_rows_map, kernel.a)
+        else:
+            last_rows_map = T.meta_var(None)
+        if kernel.b.has_tail:
+            last_columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            _encode_tail(last_columns_map, kernel.b)
+        else:
+            last_columns_map = T.meta_var(None)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -322,7 +338,8 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         ids = T.meta_var(Ids(rank=rank, block=block, warpgroup=group, warp=warp, lane=lane))
-        _run(kernel, (rows_map, columns_map, store_map, tile_map, scales_map, zeros_map), ids, workspace)
+        maps = T.meta_var((rows_map, columns_map, store_map, tile_map, scales_map, zeros_map, last_rows_map, last_columns_map))
+        _run(kernel, maps, ids, workspace)
 
     body = _host_body(kernel, workspace, main.body)
     func = tirx.PrimFunc(list(kernel.func_params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})

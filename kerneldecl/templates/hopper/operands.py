@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl.analysis.hopper_limits import (
     K_TILE_BYTES,
@@ -21,6 +21,9 @@ from kerneldecl.analysis.hopper_limits import (
 )
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.read_gemm import Matrix
+
+if TYPE_CHECKING:
+    from kerneldecl.templates.hopper.tails import Tail
 
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 """CUtensorMapSwizzle by the bytes of a box's rows."""
@@ -70,6 +73,8 @@ class TmaBoxes:
     """(batch, the tile's first row, k-tile, number of the box) -> where the box starts."""
     total: int = 0
     """Boxes of all CTAs where the last ones have fewer, or none; 0 where all have as many."""
+    tail: Tail | None = None
+    """How the last rows are loaded, where they fill no tile and have a box of their own."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,11 @@ class Operand:
     @property
     def via_registers(self) -> bool:
         return self.register_loads is not None
+
+    @property
+    def has_tail(self) -> bool:
+        """Say whether the last rows have a box of their own."""
+        return self.tma is not None and self.tma.tail is not None
 
     @property
     def item_bytes(self) -> int:

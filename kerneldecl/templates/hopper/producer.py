@@ -39,7 +39,7 @@ def _load_by_tma(cta, scheduler):
         row, column, begin = meta_vars(cta.tile_start(scheduler))
         for i in T.serial(scheduler.k_tile_count()):
             empty.wait(state.stage, state.phase)
-            full.arrive(state.stage, kernel.stage_bytes)
+            full.arrive(state.stage, cta.loaded_bytes(row, column))
             at = T.meta_var((scheduler.batch, begin + i))
             barrier = T.meta_var(full.ptr_to([state.stage]))
             load_tile(a, row, at, state.stage, barrier)
@@ -58,7 +58,7 @@ def _load_other_by_tma(cta, origin, at, stage):
     kernel, full = T.meta_var((cta.kernel, cta.smem.full))
     a, b = meta_vars(cta.loaders())
     row, column = meta_vars(origin)
-    full.arrive(stage, kernel.tma_bytes)
+    full.arrive(stage, cta.loaded_bytes(row, column))
     barrier = T.meta_var(full.ptr_to([stage]))
     if not kernel.a.via_registers:
         load_tile(a, row, at, stage, barrier)

@@ -30,6 +30,8 @@ class TmaLoader(NamedTuple):
     """Which of the CTAs that share the tile this one is."""
     mask: Any = None
     """CTAs that receive the boxes as bits; None for this one alone."""
+    tail_map: Any = None
+    """The tensor map of the last rows, where they have one."""
 
     @property
     def boxes(self) -> TmaBoxes:
@@ -39,6 +41,10 @@ class TmaLoader(NamedTuple):
     def number_of(self, piece: Any) -> Any:
         """Return the number of one of this CTA's boxes."""
         return self.share * self.boxes.per_cta + piece
+
+    def loaded_bytes(self, row: Any) -> Any:
+        """Return the bytes of a tile that begins at a row, as many as `load_tile` has loaded by all CTAs that share it."""
+        return self.operand.stage_bytes if self.boxes.tail is None else self.boxes.tail.loaded_bytes(row)
 
     def exists(self, number: Any) -> Any:
         return True if self.boxes.total == 0 else number < self.boxes.total
@@ -66,19 +72,42 @@ def _load_box(loader, row, at, stage, number, barrier):
 
 
 @T.inline
+def _load_rows(loader, row, at, stage, barrier):
+    """Have one thread load a tile by one box: a full one, the last rows alone, or nothing behind them."""
+    batch, k_tile = meta_vars(at)
+    boxes = T.meta_var(loader.boxes)
+    if boxes.tail.fills(row):
+        _load_box(loader, row, at, stage, 0, barrier)
+    elif boxes.tail.begins(row):
+        T.ptx[LOAD.format(boxes.map.rank, "")](
+            loader.stages.ptr_to([stage, 0]), T.address_of(loader.tail_map), *boxes.coords(batch, row, k_tile, 0), barrier
+        )
+
+
+@T.inline
 def load_tile(loader, row, at, stage, barrier):
     """Have one thread start the loads of a CTA's boxes of a tile; `at` is its batch and k-tile, `barrier` counts the bytes."""
-    for piece in T.unroll(loader.boxes.per_cta):
-        number = T.meta_var(loader.number_of(piece))
-        if loader.exists(number):
-            _load_box(loader, row, at, stage, number, barrier)
+    if loader.boxes.tail is not None:
+        _load_rows(loader, row, at, stage, barrier)
+    else:
+        for piece in T.unroll(loader.boxes.per_cta):
+            number = T.meta_var(loader.number_of(piece))
+            if loader.exists(number):
+                _load_box(loader, row, at, stage, number, barrier)
 
 
 @T.inline
 def prefetch_tile(loader, row, at):
     """Have one thread prefetch to L2 what `load_tile` will load."""
     batch, k_tile = meta_vars(at)
-    for piece in T.unroll(loader.boxes.per_cta):
-        number = T.meta_var(loader.number_of(piece))
-        if loader.exists(number):
-            T.ptx[PREFETCH.format(loader.boxes.map.rank)](T.address_of(loader.map), *loader.boxes.coords(batch, row, k_tile, number))
+    boxes = T.meta_var(loader.boxes)
+    if boxes.tail is not None:
+        if boxes.tail.fills(row):
+            T.ptx[PREFETCH.format(boxes.map.rank)](T.address_of(loader.map), *boxes.coords(batch, row, k_tile, 0))
+        elif boxes.tail.begins(row):
+            T.ptx[PREFETCH.format(boxes.map.rank)](T.address_of(loader.tail_map), *boxes.coords(batch, row, k_tile, 0))
+    else:
+        for piece in T.unroll(boxes.per_cta):
+            number = T.meta_var(loader.number_of(piece))
+            if loader.exists(number):
+                T.ptx[PREFETCH.format(boxes.map.rank)](T.address_of(loader.map), *boxes.coords(batch, row, k_tile, number))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from kerneldecl.cli.report import _stacked
 from kerneldecl.cli.table import folded, table
 from kerneldecl.diagnostics.units import amount, counted, duration
 
@@ -78,3 +79,14 @@ def test_a_table_fits_its_window_by_wrapping_the_last_column() -> None:
         "b           1.00 us  simt",
     ]
     assert max(map(len, narrow)) <= 46
+
+
+def test_names_of_a_plan_that_leave_no_room_are_folded_to_the_window() -> None:
+    entry = "projection_of_a_model[m=16of4096,n=28672,k=4096,dtype=float16,layout=nt,epilogue=bias]@h200"
+    lines = _stacked(("lower (propose, tune, build)", entry, "no record of it yet"), 80)
+    assert lines == [
+        "projection_of_a_model[m=16of4096,n=28672,k=4096,dtype=float16,layout=nt,",
+        "  epilogue=bias]@h200: lower (propose, tune, build)",
+        "  no record of it yet",
+    ]
+    assert all(len(line) <= 40 for line in _stacked(("lower (propose, tune, build, rows)", entry, "no record of it yet"), 40))

@@ -441,7 +441,9 @@ WRONG: dict[str, str] = {
     + table("d", m="{ upto = 64, tuned = [1] }", n="1")
     + table("e", m="{ upto = 1, tuned = [1] }", n="{ upto = 64, tuned = [16] }")
     + table("f", m="{ upto = 64, tuned = [0, 16] }", n="1", layout="{ upto = 64, tuned = [16] }")
-    + table("g", m="1", n="1", shape="[{ upto = 64, tuned = [16, 16] }, 4]"),
+    + table("g", m="1", n="1", shape="[{ upto = 64, tuned = [16, 16] }, 4]")
+    + table("h", m="{ upto = 1_000_000_000_000, tuned = [16] }", n="1")
+    + table("i", m="{ upto = 64, tuned = [1, 16] }", n="1", dispatch='"library"'),
     "workspace_file": HEAD
     + table("a", m="1", n="1", source='"ir/b.json"')
     + table("b", m="1", n="1", source='["ir/a.json", "../secret", "/etc/passwd"]')

@@ -25,28 +25,31 @@ def rule(name: str = "matmul_quantized", **attrs: Any) -> Rule:
 @pytest.mark.parametrize(
     ("attrs", "problem"),
     [
-        ({"group": 48}, "group 48 does not divide k 128"),
-        ({"scales": "column", "k": 7}, "k 7 is odd, but two weights of int4 share a byte"),
-        ({"weights": "float8_e5m2", "zero_points": True}, "zero_points are for integers, not float8_e5m2"),
-        ({"weights": "int8", "layout": "packed"}, "layout packed is for int4 and float4_e2m1fn, not int8"),
-        ({"weights": "float4_e2m1fn"}, "weights float4_e2m1fn need scale_dtype float8_e8m0fnu (MXFP4) or float8_e4m3fn (NVFP4)"),
-        ({**MXFP4, "group": 16}, "MXFP4 has groups of 32, not group 16"),
-        ({**NVFP4, "group": 128}, "NVFP4 has groups of 16, not group 128"),
-        ({**NVFP4, "scales": "column"}, "NVFP4 has scales of groups, not scales column"),
-        ({**MXFP4, "k": 48}, "group 32 does not divide k 48"),
-        ({**MXFP4, "zero_points": True}, "zero_points are for integers, not float4_e2m1fn"),
-        ({**MXFP4, "tensor_scale": True}, "tensor_scale is for scale_dtype float8_e4m3fn, not float8_e8m0fnu"),
-        ({"tensor_scale": True}, "tensor_scale is for scale_dtype float8_e4m3fn, which is not given"),
-        ({"scale_dtype": "float8_e4m3fn"}, "scale_dtype float8_e4m3fn is for weights float4_e2m1fn, not int4"),
-        ({**MXFP4, "layout": "packed", "n": 24}, "layout packed has tiles of 16 x 64 weights, which n 24 and k 128 are no multiples of"),
-        ({"layout": "packed", "n": 24}, "layout packed has tiles of 16 x 64 weights, which n 24 and k 128 are no multiples of"),
-        ({"activation_scales": "token"}, "activation_scales are for activations of 8 bits, not float16"),
+        ({"group": 48}, "group 48 does not divide k 128; write one that does"),
+        ({"scales": "column", "k": 7}, "k 7 is odd, but two weights of int4 share a byte; write an even one"),
+        ({"weights": "float8_e5m2", "zero_points": True}, "zero_points are for integers, not float8_e5m2; leave them out"),
+        ({"weights": "int8", "layout": "packed"}, "layout packed is for int4 and float4_e2m1fn, not int8; write another layout"),
+        ({"weights": "float4_e2m1fn"}, "weights float4_e2m1fn need a scale_dtype; write float8_e8m0fnu (MXFP4) or float8_e4m3fn (NVFP4)"),
+        ({**MXFP4, "group": 16}, "MXFP4 has groups of 32, not group 16; leave out group"),
+        ({**NVFP4, "group": 128}, "NVFP4 has groups of 16, not group 128; leave out group"),
+        ({**NVFP4, "scales": "column"}, "NVFP4 has scales of groups, not scales column; leave out scales"),
+        ({**MXFP4, "k": 48}, "group 32 does not divide k 48; write one that does"),
+        ({**MXFP4, "zero_points": True}, "zero_points are for integers, not float4_e2m1fn; leave them out"),
+        ({**MXFP4, "tensor_scale": True}, "tensor_scale is for scale_dtype float8_e4m3fn, not float8_e8m0fnu; leave it out"),
+        ({"tensor_scale": True}, "tensor_scale is for scale_dtype float8_e4m3fn, which is not given; leave it out"),
+        ({"scale_dtype": "float8_e4m3fn"}, "scale_dtype float8_e4m3fn is for weights float4_e2m1fn, not int4; leave it out"),
+        (
+            {**MXFP4, "layout": "packed", "n": 24},
+            "layout packed has tiles of 16 x 64, and n 24 or k 128 is no multiple; write another layout",
+        ),
+        ({"layout": "packed", "n": 24}, "layout packed has tiles of 16 x 64, and n 24 or k 128 is no multiple; write another layout"),
+        ({"activation_scales": "token"}, "activation_scales are for activations of 8 bits, not float16; leave them out"),
         (
             {"dtype": "int8", "activation_scales": "group", "k": 64, "group": 64},
-            "activation_scales group shares a scale among 128 elements, which do not divide k 64",
+            "activation_scales group shares a scale among 128 elements, which do not divide k 64; write a multiple",
         ),
-        ({"out_dtype": "int8"}, "out_dtype int8 would cut off the fractions that scales give"),
-        ({"epilogue": ("bias", "bias")}, "epilogue repeats bias"),
+        ({"out_dtype": "int8"}, "out_dtype int8 would cut off the fractions that scales give; write one of floating point"),
+        ({"epilogue": ("bias", "bias")}, "epilogue repeats bias; write it once"),
     ],
 )
 def test_a_mistake_has_one_sentence(attrs: dict[str, Any], problem: str) -> None:
@@ -54,7 +57,9 @@ def test_a_mistake_has_one_sentence(attrs: dict[str, Any], problem: str) -> None
 
 
 def test_packed_weights_come_in_whole_tiles() -> None:
-    assert list(rule("pack_weights", n=8).problems()) == ["packed weights lie in tiles of 16 x 64, which n 8 and k 128 are no multiples of"]
+    assert list(rule("pack_weights", n=8).problems()) == [
+        "packed weights lie in tiles of 16 x 64, and n 8 or k 128 is no multiple; write multiples"
+    ]
 
 
 @pytest.mark.parametrize(

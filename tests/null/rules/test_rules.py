@@ -181,98 +181,131 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
 @pytest.mark.parametrize(
     ("made", "sentences"),
     [
-        (rule("matmul", m=1, n=1, k=1, epilogue=("bias", "relu", "bias")), ["epilogue repeats bias"]),
+        (rule("matmul", m=1, n=1, k=1, epilogue=("bias", "relu", "bias")), ["epilogue repeats bias; write it once"]),
         (
             rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("gelu",)),
-            ["epilogue gelu needs floating-point accumulators, but accum_dtype is int32"],
+            ["epilogue gelu needs floating-point accumulators, but accum_dtype is int32; leave it out"],
         ),
         (
             rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("gelu", "scale")),
-            ["epilogue gelu needs floating-point accumulators, but accum_dtype is int32"],
+            ["epilogue gelu needs floating-point accumulators, but accum_dtype is int32; leave it out"],
         ),
         (rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("scale", "gelu")), []),
-        (rule("matmul", m=1, n=1, k=1, accum_dtype="float16"), ["accum_dtype float16 is narrower than dtype float32"]),
+        (rule("matmul", m=1, n=1, k=1, accum_dtype="float16"), ["accum_dtype float16 is narrower than dtype float32; leave it out"]),
         (
             rule("matmul", m=1, n=1, k=1, accum_dtype="int32"),
-            ["accum_dtype int32 does not suit dtype float32: one is an integer, the other is not"],
+            ["accum_dtype int32 does not suit dtype float32: one is an integer, the other is not; leave it out"],
         ),
         (rule("matmul", m=1, n=1, k=1, precision="tfloat32"), []),
         (
             rule("matmul", m=1, n=1, k=1, dtype="float16", precision="tfloat32"),
-            ["precision tfloat32 is for dtype float32, not float16"],
+            ["precision tfloat32 is for dtype float32, not float16; leave it out"],
         ),
         (
             rule("gemv", n=1, k=1, dtype="int8", out_dtype="int8"),
-            ["out_dtype int8 is narrower than accum_dtype int32: results would wrap around"],
+            ["out_dtype int8 is narrower than accum_dtype int32: results would wrap around; leave it out"],
         ),
-        (rule("gemv", n=1, k=1, out_dtype="int32"), ["out_dtype int32 would cut off the fractions that accum_dtype float32 keeps"]),
-        (rule("attention", batch=1, heads=4, kv_heads=3, queries=1, head_dim=8), ["heads 4 is no multiple of kv_heads 3"]),
-        (rule("attention", batch=1, heads=4, queries=1, head_dim=8, scale=-1.0), ["scale -1.0 is negative"]),
+        (
+            rule("gemv", n=1, k=1, out_dtype="int32"),
+            ["out_dtype int32 would cut off the fractions that accum_dtype float32 keeps; leave it out"],
+        ),
+        (
+            rule("attention", batch=1, heads=4, kv_heads=3, queries=1, head_dim=8),
+            ["heads 4 is no multiple of kv_heads 3; write a kv_heads that divides it"],
+        ),
+        (rule("attention", batch=1, heads=4, queries=1, head_dim=8, scale=-1.0), ["scale -1.0 is negative; write a finite one above 0"]),
         (rule("attention_decode", batch=1, heads=4, queries=17, keys=8, head_dim=8), ["queries 17 is over 16; rule attention takes more"]),
         (
             rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, value_dim=9, latent=True, page_size=3),
             [
-                "value_dim 9 is over head_dim 8, but values are the first elements of the keys' rows",
-                "keys 8 is no multiple of page_size 3",
+                "value_dim 9 is over head_dim 8: values are the first of the keys' elements; write fewer",
+                "keys 8 is no multiple of page_size 3; write whole pages",
             ],
         ),
         (
             rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, page_size=2, pages=3),
-            ["pages 3 is too few for one sequence of 8 keys, which has 4"],
+            ["pages 3 is too few for one sequence of 8 keys; write pages = 4 or more"],
         ),
-        (rule("matmul_grouped", rows=4, groups=2, n=1, k=1, used=5), ["used 5 is over the 4 rows that there are"]),
-        (rule("matmul_grouped", rows=2**31, groups=2, n=1, k=1), ["2147483648 rows are more than int32 counts"]),
+        (rule("matmul_grouped", rows=4, groups=2, n=1, k=1, used=5), ["used 5 is over the 4 rows that there are; write fewer"]),
+        (rule("matmul_grouped", rows=2**31, groups=2, n=1, k=1), ["2147483648 rows are more than int32 counts; write fewer"]),
         (
             rule("matmul_grouped", rows=4, groups=2, n=1, k=1, layout="nn", dtype="float8_e4m3fn"),
             ["layout nn is not for dtype float8_e4m3fn, whose blocks lie along k; nt is"],
         ),
-        (rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, pages=3), ["pages 3 is given without page_size"]),
-        (rule("attention", batch=1, heads=4, queries=1, head_dim=8, softcap=float("inf")), ["softcap inf is not finite"]),
+        (
+            rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, pages=3),
+            ["pages 3 is given without page_size; write page_size as well"],
+        ),
+        (
+            rule("attention", batch=1, heads=4, queries=1, head_dim=8, softcap=float("inf")),
+            ["softcap inf is not finite; write a finite one above 0"],
+        ),
         (
             rule("attention", batch=1, heads=4, queries=3, keys=5, head_dim=8, value_dim=16, layout="packed"),
             [
-                "layout packed has as many keys as queries, 3, not 5",
-                "layout packed has values of head_dim 8 elements, not 16",
+                "layout packed has as many keys as queries, 3, not 5; leave out keys",
+                "layout packed has values of head_dim 8 elements, not 16; leave out value_dim",
             ],
         ),
         (
             rule("attention", batch=1, heads=4, queries=3, head_dim=8, mask_axes="bk"),
-            ["mask_axes and mask_dtype describe a mask, but mask is false"],
+            ["mask_axes and mask_dtype describe a mask, but mask is false; write mask = true, or leave them out"],
         ),
-        (rule("gemv_i4", n=1, k=100), ["group 128 does not divide k 100"]),
-        (rule("gemv_i4", n=1, k=9, group=3), ["group 3 is odd, but two weights share a byte"]),
-        (rule("conv2d", **CONV, groups=4), ["groups 4 does not divide f 6"]),
-        (rule("conv2d", **CONV, groups=3), ["groups 3 does not divide c 4"]),
+        (rule("gemv_i4", n=1, k=100), ["group 128 does not divide k 100; write one that does"]),
+        (rule("gemv_i4", n=1, k=9, group=3), ["group 3 is odd, but two weights share a byte; write an even one"]),
+        (rule("conv2d", **CONV, groups=4), ["groups 4 does not divide f 6; write a divisor"]),
+        (rule("conv2d", **CONV, groups=3), ["groups 3 does not divide c 4; write a divisor"]),
         (
             rule("conv2d", **CONV, dilation=4),
-            ["the kernel spans 9 rows, but the padded image has 8", "the kernel spans 9 columns, but the padded image has 8"],
+            [
+                "the kernel spans 9 rows, but the padded image has 8; write a smaller kernel or more padding",
+                "the kernel spans 9 columns, but the padded image has 8; write a smaller kernel or more padding",
+            ],
         ),
         (rule("conv2d", **CONV, dilation=4, padding=1), []),
-        (rule("elementwise", op="gelu", shape=(2,), dtype="int32"), ["op gelu needs a floating-point dtype, not int32"]),
-        (rule("elementwise", op="neg", shape=(2,), dtype="uint8"), ["op neg needs a signed dtype, not uint8"]),
-        (rule("elementwise", op="add", shape=()), ["shape has no extent"]),
-        (rule("reduce", op="sum", shape=(2, 3), axes=(2,)), ["axis 2 is out of range for a shape of 2 extents"]),
-        (rule("reduce", op="sum", shape=(2, 3), axes=(1, -1)), ["axis 1 is named more than once"]),
-        (rule("reduce", op="sum", shape=(2, 3), axes=()), ["axes names no axis to reduce"]),
-        (rule("reduce", op="mean", shape=(2, 3), axes=(0,), dtype="int32"), ["op mean needs a floating-point dtype, not int32"]),
+        (
+            rule("elementwise", op="gelu", shape=(2,), dtype="int32"),
+            ['op gelu needs a floating-point dtype, not int32; write dtype = "float32" or another'],
+        ),
+        (
+            rule("elementwise", op="neg", shape=(2,), dtype="uint8"),
+            ['op neg needs a signed dtype, not uint8; write dtype = "int8" or another'],
+        ),
+        (rule("elementwise", op="add", shape=()), ["shape has no extent; write shape = [16, 64], or other extents"]),
+        (rule("reduce", op="sum", shape=(2, 3), axes=(2,)), ["axis 2 is out of range for a shape of 2 extents; write -2 to 1"]),
+        (rule("reduce", op="sum", shape=(2, 3), axes=(1, -1)), ["axis 1 is named more than once; write it once"]),
+        (rule("reduce", op="sum", shape=(2, 3), axes=()), ["axes names no axis to reduce; write axes = [-1], or others"]),
+        (
+            rule("reduce", op="mean", shape=(2, 3), axes=(0,), dtype="int32"),
+            ['op mean needs a floating-point dtype, not int32; write dtype = "float32" or another'],
+        ),
         (
             rule("reduce", op="sum", shape=(2,), axes=(0,), dtype="int8"),
             ["op sum in dtype int8 would wrap around; int32 and int64 hold sums"],
         ),
-        (rule("softmax", shape=(2, 3), axis=2), ["axis 2 is out of range for a shape of 2 extents"]),
-        (rule("layer_norm", shape=()), ["shape has no extent"]),
-        (rule("rms_norm", shape=()), ["shape has no extent"]),
+        (rule("softmax", shape=(2, 3), axis=2), ["axis 2 is out of range for a shape of 2 extents; write -2 to 1"]),
+        (rule("layer_norm", shape=()), ["shape has no extent; write shape = [16, 64], or other extents"]),
+        (rule("rms_norm", shape=()), ["shape has no extent; write shape = [16, 64], or other extents"]),
         (
             rule("rms_norm", shape=(2,), dtype="float64", out_dtype="int8"),
-            ["out_dtype int8 is computed from float32 at most, not from float64"],
+            ["out_dtype int8 is computed from float32 at most, not from float64; leave it out"],
         ),
-        (rule("group_norm", shape=(2,), groups=1), ["shape needs at least two extents: images and channels"]),
-        (rule("group_norm", shape=(2, 6, 4, 5), groups=3, axis=2), ["axis 2 is neither 1 nor the last of 4"]),
-        (rule("group_norm", shape=(2, 6, 4), groups=3, axis=2), ["groups 3 does not divide the 4 channels"]),
-        (rule("transpose", shape=(2, 3), axes=(0, 0)), ["axis 0 is named more than once"]),
-        (rule("transpose", shape=(2, 3, 4), axes=(0, 1)), ["axes names 2 axes, but shape has 3 extents"]),
-        (rule("tensor_ir", file="kernel.cu"), ["file kernel.cu is neither TVMScript (.py) nor saved IR (.json)"]),
-        (rule("tensor_ir", file="kernel.py", reference_file="a.json"), ["reference_file a.json is not a Python file (.py)"]),
+        (
+            rule("group_norm", shape=(2,), groups=1),
+            ["shape needs at least two extents, images and channels; write shape = [8, 64], or more"],
+        ),
+        (rule("group_norm", shape=(2, 6, 4, 5), groups=3, axis=2), ["axis 2 is neither 1 nor the last of 4; write axis = 1 or axis = -1"]),
+        (rule("group_norm", shape=(2, 6, 4), groups=3, axis=2), ["groups 3 does not divide the 4 channels; write a divisor"]),
+        (rule("transpose", shape=(2, 3), axes=(0, 0)), ["axis 0 is named more than once; write it once"]),
+        (rule("transpose", shape=(2, 3, 4), axes=(0, 1)), ["axes names 2 axes, but shape has 3 extents; write each axis once"]),
+        (
+            rule("tensor_ir", file="kernel.cu"),
+            ["file kernel.cu is neither TVMScript (.py) nor saved IR (.json); write a path that ends so"],
+        ),
+        (
+            rule("tensor_ir", file="kernel.py", reference_file="a.json"),
+            ["reference_file a.json is not a Python file (.py); write a path that ends so"],
+        ),
     ],
 )
 def test_problems(made: Rule, sentences: list[str]) -> None:
@@ -525,3 +558,17 @@ print(sorted({"numpy", "ml_dtypes", "tvm"} & sys.modules.keys()))
 def test_a_plan_that_knows_the_attributes_of_all_standard_rules_has_imported_no_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTING], env=clean_environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+SENTENCES = [
+    (path.name, ast.unparse(node.value))
+    for path in sorted((REPOSITORY / "rules").rglob("*.py"))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.Yield) and isinstance(node.value, ast.Constant | ast.JoinedStr)
+]
+
+
+@pytest.mark.parametrize(("file", "sentence"), SENTENCES)
+def test_every_problem_says_the_way_out(file: str, sentence: str) -> None:
+    """An expression's are those of its parser, which says what it expects."""
+    assert "; " in sentence or "expected" in sentence or file == "expression.py"

@@ -5,11 +5,15 @@ Knows nothing of TVM: a template that does not apply is one that gives nothing.
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from support.fakes import POLICY, DieRunner
 from support.spaces import Space
 
 from kerneldecl.planning.beyond import OUTDATED
+from kerneldecl.plugins.find import STANDARD, plugin_names
+from kerneldecl.plugins.policy_order import is_tuner, policies_behind
 from kerneldecl.tuning.replacements import REPLACED_MOST
 
 NARROW = """\
@@ -29,6 +33,28 @@ TEMPLATES = ("unrolled", "other")
 def propose(space, arch, top_k):
     listed = (("unrolled", 1), ("other", 2), ("other", 4))
     return tuple(Proposal(Candidate.of(name, {"unroll": u}), 1e-6 * u) for name, u in listed[:top_k])
+"""
+
+TUNER = """\
+from dataclasses import dataclass
+
+from kerneldecl.model import Candidate, Proposal
+
+IS_TUNER = True
+TRIALS = 0
+TEMPLATES = ("unrolled",)
+
+
+@dataclass(frozen=True)
+class Options:
+    first: int = 1
+
+    def problems(self):
+        return ()
+
+
+def configurations(search, options):
+    return tuple(Proposal(Candidate.of("unrolled", {"unroll": u}), 1e-6 * u) for u in (1, 2, 4))
 """
 
 
@@ -112,3 +138,18 @@ def test_a_choice_without_a_measurement_goes_on_to_the_next_candidate_too(narrow
     narrow.edit("archs/test-cpu.toml", 'model = ""', 'model = "another"')
     narrow.build()
     assert next(iter(tuned(narrow))) == "unrolled(unroll=4)"
+
+
+@pytest.mark.parametrize("policy", ['"lists"', '["plain", "lists"]'])
+def test_a_tuner_has_no_next_in_place_of_what_cannot_be_built(narrow: Space, policy: str) -> None:
+    narrow.write({"policies/lists.py": TUNER})
+    narrow.edit("workloads.toml", 'policy = "plain"', f"policy = {policy}")
+    assert not narrow.build().build.failures
+    assert set(tuned(narrow)) == {"unrolled(unroll=1)", "unrolled(unroll=2)", "unrolled(unroll=4)"}
+    assert not narrow.plan().misses
+
+
+@pytest.mark.parametrize("name", plugin_names("policies", STANDARD))
+def test_every_policy_that_is_no_tuner_can_be_asked_for_a_longer_list(name: str) -> None:
+    for behind in {each for kind in ("cpu", "cuda") for each in policies_behind(STANDARD, name, kind)}:
+        assert hasattr(importlib.import_module(f"kerneldecl.policies.{behind}"), "propose") != is_tuner(STANDARD, behind)

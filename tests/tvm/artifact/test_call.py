@@ -6,7 +6,9 @@ Knows nothing of how kernels are built.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -53,6 +55,33 @@ def test_outputs_are_those_given_or_new_ones_of_the_inputs_library(gemm: Kernel)
     made = gemm(a, b)
     assert type(made) is np.ndarray
     np.testing.assert_array_equal(made, out)
+
+
+@pytest.fixture
+def added(tmp_path: Path, built_real: Space) -> Kernel:
+    """Return a kernel of which either operand could be the result, by shape and dtype."""
+    space = built_real.copy_of(tmp_path / "space", "cache")
+    entry = 'name = "added"\nrule = "elementwise"\nop = "add"\nshape = [8, 16]\n'
+    head = space.read("workloads.toml").partition("[[workload]]")[0]
+    space.write({"workloads.toml": f"{head}[[workload]]\n{entry}"})
+    space.run("build", "--jobs", "1")
+    return kerneldecl.load(space.artifact())["added"]
+
+
+def test_a_result_in_the_place_of_an_operand_is_refused_at_the_first_call_and_later(added: Kernel) -> None:
+    whole = RNG.standard_normal((17, 16), np.float32)
+    a, b, apart = whole[:8], whole[8:16], np.empty((8, 16), np.float32)
+    message = "Y shares memory with {}, which added uses while it writes: pass an array of its own"
+    names = [arg.name for arg in added.signature.inputs]
+    assert [arg.name for arg in added.signature.outputs] == ["Y"]
+    for out, name in ((a, names[0]), (whole[1:9], names[0]), (b, names[1])):
+        with pytest.raises(ValueError, match=re.escape(message.format(name))):
+            added(a, b, out)
+    assert added(a, b, apart) is apart
+    np.testing.assert_array_equal(added(a, a, apart), a + a)
+    for out, name in ((a, names[0]), (b, names[1])):
+        with pytest.raises(ValueError, match=re.escape(message.format(name))):
+            added(a, b, out)
 
 
 def test_torchs_tensors_give_torchs_outputs(gemm: Kernel) -> None:

@@ -100,7 +100,11 @@ def test_a_cpu_kernel_of_any_rows_is_right_at_every_number(rule: str, attrs: dic
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
-    [{"swap_ab": 1, "block_n": 16}, {"swap_ab": 0, "block_n": 32, "raster_group": 2}],
+    [
+        {"swap_ab": 1, "block_n": 16},
+        {"swap_ab": 0, "block_n": 32, "raster_group": 2},
+        {"swap_ab": 1, "block_n": 24, "cluster_n": 2},
+    ],
     ids=str,
 )
 def test_a_hopper_kernel_of_any_rows_is_right_at_numbers_that_it_was_not_made_of(params: dict[str, int]) -> None:
@@ -108,7 +112,7 @@ def test_a_hopper_kernel_of_any_rows_is_right_at_numbers_that_it_was_not_made_of
     fixed = {**HOPPER, "block_m": 64, "split_k": 1, "stages": 2, "stream_k": 0}
     candidate = Candidate.of("wgmma_matmul", {**fixed, **params})
     made = general("matmul", attrs, candidate, load_arch(STANDARD, "h200"), tuned=100)
-    for rows in (1, 129):
+    for rows in (1, 24, 96, 129):
         given = rule_of("matmul", attrs, rows)
         inputs = given.inputs(np.random.default_rng(rows))
         *_, out = emulate(at(made, rows), *inputs, poisoned(given.signature().outputs[0]))

@@ -53,6 +53,7 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 OF_EACH_KIND = (
     "context of interleaved heads",
     "prefetched by clusters",
+    "cluster of two columns, a tile without rows, swapped",
     "e4m3",
     "odd k, ping-pong",
     "odd sizes, tt",

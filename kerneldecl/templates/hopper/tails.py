@@ -1,0 +1,61 @@
+"""Owns how an operand's last rows are loaded where they fill no tile: by a box of their own, that has no row beyond the last one.
+
+Knows nothing of who waits for the loads.
+
+TMA fills rows beyond a tensor with zeros, and takes longer for one of them than for one that it reads: five to seven cycles for 128
+bytes, against three. A GEMM of 305 rows by a kernel of two tiles of 168 took 24.4 us, of 336 rows 20.8; one of 361 by two tiles of 208
+30.3, of 416 rows 23.2 (float16, n = k = 4096, H200, 2026-11). What wgmma makes of rows that nobody loaded belongs to results that are not
+stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from kerneldecl.templates.hopper.operands import Operand, TensorMap
+from kerneldecl.templates.hopper.read_gemm import Matrix
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The last rows of an operand, which fill no tile."""
+
+    map: TensorMap
+    """With boxes of so many rows; of a whole tile's where all are full, as kernels of any number of rows may find."""
+    rows: int
+    """Rows of the whole operand."""
+    tile_rows: int
+    row_bytes: int
+
+    def fills(self, first: Any) -> Any:
+        """Say whether a tile that begins at a row is full."""
+        return first + self.tile_rows <= self.rows
+
+    def begins(self, first: Any) -> Any:
+        """Say whether a tile that begins at a row has any; the last ones of a cluster may have none."""
+        return first < self.rows
+
+    def loaded_bytes(self, first: Any) -> Any:
+        """Return the bytes that are loaded of a tile that begins at a row."""
+        return T.max(T.min(self.rows - first, self.tile_rows), 0) * self.row_bytes
+
+
+def with_tail(operand: Operand | None, matrix: Matrix, tile_rows: int) -> Operand | None:
+    """Return an operand whose last rows TMA loads by a box of their own, where they fill no tile and one box is a whole tile."""
+    rows, boxes = matrix.rows[0], None if operand is None else operand.tma
+    if operand is None or boxes is None or not operand.is_k_last or rows % tile_rows == 0:
+        return operand
+    if boxes.map.box[1] != tile_rows or boxes.total:  # CTAs of a cluster share the tile
+        return operand
+    tail_map = replace(boxes.map, box=(boxes.map.box[0], _last_rows(rows, tile_rows), *boxes.map.box[2:]))
+    return replace(operand, tma=replace(boxes, tail=Tail(tail_map, rows, tile_rows, operand.row_bytes)))
+
+
+def _last_rows(rows: int, tile_rows: int) -> Any:
+    """Return the rows of the last tile as an expression: of any number of rows it is no linear function (`compiler/rows.py`)."""
+    number, one, tile = (tirx.IntImm("int32", value) for value in (rows, 1, tile_rows))
+    return tirx.Add(tirx.FloorMod(tirx.Sub(number, one), tile), one)
