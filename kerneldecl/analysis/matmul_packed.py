@@ -110,6 +110,8 @@ class PackedParams(NamedTuple):
     """Steps of a warp in shared memory or on their way to it."""
     split_k: int = 1
     """Thread blocks of a cluster among which k is divided."""
+    stream: int = 0
+    """Whether activations come with each step rather than all at once; of warps that share no rows of them."""
 
     def candidate(self) -> Candidate:
         return Candidate.of("gpu_matmul_packed", self._asdict())
@@ -144,12 +146,13 @@ class PackedParams(NamedTuple):
         return 72 + accumulators + (accumulators if self.scales_sums(sizes) else 16 * self.rows // TILE_ROWS)
 
     def stage_bytes(self, sizes: PackedSizes) -> int:
-        """Bytes of a warp's step: weights, scales, zero points."""
-        return self.rows * (sizes.step // TILE_K * ROW_BYTES + sizes.step_scales * sizes.factor_bytes)
+        """Bytes of a warp's step: weights, scales, zero points, and activations that come with it."""
+        weights = self.rows * (sizes.step // TILE_K * ROW_BYTES + sizes.step_scales * sizes.factor_bytes)
+        return weights + self.stream * sizes.m * (sizes.step * 2 + PADDING_BYTES)
 
     def activation_bytes(self, sizes: PackedSizes) -> int:
-        """Bytes of a thread block's activations."""
-        return sizes.m * (self.block_steps(sizes) * sizes.step * 2 + PADDING_BYTES)
+        """Bytes of a thread block's activations that come all at once."""
+        return 0 if self.stream else sizes.m * (self.block_steps(sizes) * sizes.step * 2 + PADDING_BYTES)
 
     def partial_bytes(self, sizes: PackedSizes) -> int:
         """Bytes of partial results, which lie where activations and weights were."""
@@ -167,6 +170,7 @@ class PackedParams(NamedTuple):
             and sizes.m <= MAX_ROWS
             and self.accumulators(sizes) <= MAX_ACCUMULATORS
             and 2 <= self.stages <= MAX_STAGES
+            and (self.stream == 0 or self.warps_n == 1)
             and (self.split_k == 1 or (has_clusters and self.split_k <= min(MAX_CLUSTER, sizes.steps)))
             and self.warps_k <= self.block_steps(sizes)
             and (self.split_k - 1) * self.block_steps(sizes) < sizes.steps

@@ -58,10 +58,12 @@ INT4_TILE_INSTRUCTIONS = 42.0
 """For 16 rows and 64 elements along k: 16 registers of fragments, each a logic operation and a subtraction."""
 SCALED_INSTRUCTIONS = 22.0
 """For the same where weights are scaled."""
-FLOAT4_TILE_INSTRUCTIONS = 170.0
-"""The same of float4_e2m1fn with scales: 140 to 200, by the dtypes of operands and scales."""
+FLOAT4_TILE_INSTRUCTIONS = 160.0
+"""The same of float4_e2m1fn with scales: 120 to 185, by the dtypes of operands and scales."""
 GROUP_INSTRUCTIONS = 10.0
 """For the scales and zero points of a group and 16 rows, where sums are scaled."""
+STEP_LATENCY_CYCLES = 300.0
+"""Cycles of a warp for a step besides its instructions: eight MMAs one after the other, and the first loads from shared memory. Assumed."""
 ISSUE_SHARE = 0.8
 """Part of an SM's cycles in which its schedulers find an instruction to issue. Assumed."""
 SMEM_TILE_BYTES, SMEM_FRAGMENT_BYTES = 1024.0, 512.0
@@ -92,8 +94,8 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
     """Yield the search space: for warps along n and k, stages with which so many thread blocks fit an SM."""
-    for rows, warps_n, warps_k, split_k in itertools.product(WARP_ROWS, WARPS_N, WARPS_K, SPLIT_K):
-        params = PackedParams(rows, warps_n, warps_k, MIN_STAGES, split_k)
+    for rows, warps_n, warps_k, split_k, stream in itertools.product(WARP_ROWS, WARPS_N, WARPS_K, SPLIT_K, (0, 1)):
+        params = PackedParams(rows, warps_n, warps_k, MIN_STAGES, split_k, stream)
         is_too_tall = params.block_rows - rows >= sizes.n
         is_too_short = warps_k * MIN_WARP_STEPS > params.block_steps(sizes)
         if is_too_tall or is_too_short or not MIN_WARPS <= warps_n * warps_k <= MAX_WARPS or not params.fits(sizes, gpu):
@@ -108,7 +110,7 @@ def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
 
 
 def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> float:
-    """Return a p-norm of the times of DRAM, of L2, of an SM's schedulers, tensor cores and memory, and of copies' latency."""
+    """Return a p-norm of the times of DRAM, of L2, of an SM's schedulers, tensor cores and memory, of a warp, of copies' latency."""
     resident = occupancy(gpu, params.threads, params.registers(sizes), params.smem_bytes(sizes))
     if not resident:
         return float("inf")
@@ -122,6 +124,7 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
     tiles = params.rows // TILE_ROWS * sizes.step // TILE_K
     multiplies = tiles * TILE_ROWS * TILE_K * sizes.fragments * 8
     smem_bytes = tiles * SMEM_TILE_BYTES + sizes.step // 32 * sizes.fragments * SMEM_FRAGMENT_BYTES
+    smem_bytes += params.stream * sizes.m * sizes.step * 2
     block_bytes = warps * steps * params.stage_bytes(sizes) + params.activation_bytes(sizes)
     times = (
         moved / (gpu.dram_bytes_per_s * DRAM_SHARE),
@@ -130,6 +133,7 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
         warp_steps * _instructions(sizes, params) / (SM_PARTITIONS * ISSUE_SHARE) * cycle,
         warp_steps * multiplies / multiplies_per_cycle(gpu, "float16", "float32") * cycle,
         warp_steps * smem_bytes / gpu.smem_bytes_per_clock_per_sm * cycle,
+        waves * steps * (STEP_LATENCY_CYCLES + _instructions(sizes, params)) * cycle,
         waves * steps / (params.stages - 1) * LOAD_LATENCY_SECS,
     )
     return p_norm(*times, exponent=OVERLAP) + _once_secs(sizes, params, gpu, has_room=resident > needed)
@@ -139,7 +143,7 @@ def _instructions(sizes: PackedSizes, params: PackedParams) -> float:
     """Return the instructions of a warp for a step."""
     row_tiles, k_tiles = params.rows // TILE_ROWS, sizes.step // TILE_K
     tiles, fragments = row_tiles * k_tiles, sizes.fragments
-    loads = 2 * k_tiles * fragments
+    loads = 2 * k_tiles * fragments + params.stream * 2 * sizes.m * sizes.step / 8 / WARP_LANES
     multiplies = 4 * tiles * fragments
     if params.scales_sums(sizes):
         scaling = row_tiles * sizes.step_scales * (GROUP_INSTRUCTIONS + 4 * fragments)

@@ -12,9 +12,11 @@ Parameters:
   warps_k  warps that share rows, each with every `warps_k`th step of 128 elements along k (64, where k has no whole steps of 128)
   stages   2 or more steps that a warp has in shared memory or on their way to it
   split_k  1 to 8 thread blocks of a cluster among which k is divided
+  stream   1 has activations come with each step of a warp, where warps_n is 1; 0 has a thread block copy all of its own before the first
 
 Shared memory: m * (2 * k / split_k + 16) bytes of activations, and warps_n * warps_k * stages * rows * (64 + scales) bytes of weights,
-where scales are the bytes of a row's scales and zero points in a step; or the partial results of warps, where these take more.
+where scales are the bytes of a row's scales and zero points in a step; where activations come with each step, m * 272 bytes with each of
+these instead. Or the partial results of warps, where these take more.
 
 Where a thread has up to 32 accumulators, sums of a group of int4 are multiplied by its scale, in float32; else weights are, as for
 float4_e2m1fn, and rounded to 16 bits.

@@ -2,9 +2,9 @@
 
 Knows nothing of epilogues or of how parameters are chosen.
 
-A lane copies 16 bytes of each tile by cp.async and reads the same bytes back, so that warps wait for their own copies alone. Thread blocks
-keep their activations in shared memory as they are in global memory, and ldmatrix reads them. Columns of a fragment beyond the last row
-of activations are computed of that row, and not stored.
+A lane copies 16 bytes of each tile by cp.async and reads the same bytes back, so that warps wait for their own copies alone. Activations
+are in shared memory in rows, all of a thread block's at once or those of each step with its weights, and ldmatrix reads them. Columns of
+a fragment beyond the last row of activations are computed of that row, and not stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def multiply_source(sizes: PackedSizes, params: PackedParams, dtype: str) -> tup
     body = f"""
 {_constants(sizes, params)}
 struct Warp {{
-  const unsigned char *values, *scales, *zeros;
+  const unsigned char *values, *scales, *zeros, *activations;
   unsigned char* ring;
   int row, lane;
 }};
@@ -66,6 +66,7 @@ namespace {space} {{{body}}}
 def _constants(sizes: PackedSizes, params: PackedParams) -> str:
     """Return the sizes as constants."""
     block_k = params.block_steps(sizes) * sizes.step
+    factor_bytes = params.rows * sizes.step_scales * sizes.factor_bytes
     values = {
         "M": sizes.m,
         "N": sizes.n,
@@ -88,7 +89,9 @@ def _constants(sizes: PackedSizes, params: PackedParams) -> str:
         "BLOCK_STEPS": params.block_steps(sizes),
         "BLOCK_K": block_k,
         "K": sizes.k,
-        "PITCH": block_k * 2 + PADDING_BYTES,
+        "STREAM": params.stream,
+        "PITCH": (sizes.step if params.stream else block_k) * 2 + PADDING_BYTES,
+        "STEP_ACTIVATIONS": params.rows * sizes.step // 2 + factor_bytes,
         "ACTIVATION_BYTES": params.activation_bytes(sizes),
         "PARTIAL_PITCH": params.block_rows + PARTIAL_PADDING,
         "AHEAD": params.stages // 2,
@@ -123,6 +126,13 @@ __device__ __forceinline__ void fetch(const Warp& warp, int step, int stage) {
   }
   fetch_factors<SCALE_BYTES>(warp, to + WEIGHT_BYTES, warp.scales, step);
   if (HAS_ZEROS) fetch_factors<1>(warp, to + WEIGHT_BYTES + STEP_SCALES * ROWS * SCALE_BYTES, warp.zeros, step);
+  if (STREAM) {
+#pragma unroll
+    for (int first = 0; first < M * STEP / 8; first += 32) {
+      int at = first + warp.lane, row = at / (STEP / 8), k = at % (STEP / 8) * 8;
+      if (at < M * STEP / 8) copy(to + STEP_ACTIVATIONS + row * PITCH + k * 2, warp.activations + (row * K + step * STEP + k) * 2);
+    }
+  }
 }
 """
 
@@ -132,7 +142,10 @@ template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory"); }
 
 __device__ __forceinline__ void prefetch(const void* values, int block, int rank, int number, int lane) {
-  Warp warp{static_cast<const unsigned char*>(values), nullptr, nullptr, nullptr, (block * WARPS_N + number % WARPS_N) * ROWS, lane};
+  Warp warp{};
+  warp.values = static_cast<const unsigned char*>(values);
+  warp.row = (block * WARPS_N + number % WARPS_N) * ROWS;
+  warp.lane = lane;
   int begin = rank * BLOCK_STEPS + number / WARPS_N, end = min(STEPS, (rank + 1) * BLOCK_STEPS);
 #pragma unroll
   for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
@@ -160,26 +173,34 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
                                          int block, int rank, int number, int lane) {
   unsigned char* shared = static_cast<unsigned char*>(smem);
   int thread = number * 32 + lane, warp_n = number % WARPS_N, warp_k = number / WARPS_N;
-  Warp warp{static_cast<const unsigned char*>(values), static_cast<const unsigned char*>(scales), static_cast<const unsigned char*>(zeros),
-            shared + ACTIVATION_BYTES + number * (STAGES * STAGE_BYTES), (block * WARPS_N + warp_n) * ROWS, lane};
+  Warp warp;
+  warp.values = static_cast<const unsigned char*>(values);
+  warp.scales = static_cast<const unsigned char*>(scales);
+  warp.zeros = static_cast<const unsigned char*>(zeros);
+  warp.activations = static_cast<const unsigned char*>(activations);
+  warp.ring = shared + ACTIVATION_BYTES + number * (STAGES * STAGE_BYTES);
+  warp.row = (block * WARPS_N + warp_n) * ROWS;
+  warp.lane = lane;
   int begin = rank * BLOCK_STEPS, end = min(STEPS, begin + BLOCK_STEPS), ahead = begin + warp_k;
-  // Half of the first steps, then the activations, so that memory is busy while these come.
+  // Half of the first steps, then all activations, so that memory is busy while these come.
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) {
-    if (stage == AHEAD) {
-      fetch_activations(shared, static_cast<const unsigned char*>(activations), begin * STEP, thread);
+    if (!STREAM && stage == AHEAD) {
+      fetch_activations(shared, warp.activations, begin * STEP, thread);
       commit();
     }
     if (ahead < end) fetch(warp, ahead, stage);
     commit();
     ahead += WARPS_K;
   }
-  if (AHEAD >= STAGES - 1) {
-    fetch_activations(shared, static_cast<const unsigned char*>(activations), begin * STEP, thread);
-    commit();
+  if (!STREAM) {
+    if (AHEAD >= STAGES - 1) {
+      fetch_activations(shared, warp.activations, begin * STEP, thread);
+      commit();
+    }
+    wait_for_copies<STAGES - 1 - AHEAD>();
+    __syncthreads();
   }
-  wait_for_copies<STAGES - 1 - AHEAD>();
-  __syncthreads();
   float acc[TILES][FRAGMENTS][4] = {};
   int stage = 0;
   for (int step = begin + warp_k; step < end; step += WARPS_K) {
@@ -189,7 +210,8 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
     if (ahead < end) fetch(warp, ahead, next);
     commit();
     ahead += WARPS_K;
-    multiply_step(acc, warp.ring + stage * STAGE_BYTES, shared + (step - begin) * (STEP * 2), lane);
+    const unsigned char* from = warp.ring + stage * STAGE_BYTES;
+    multiply_step(acc, from, STREAM ? from + STEP_ACTIVATIONS : shared + (step - begin) * (STEP * 2), lane);
     stage = stage == STAGES - 1 ? 0 : stage + 1;
   }
   // Partial results take the place of what has been multiplied.

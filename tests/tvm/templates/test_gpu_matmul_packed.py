@@ -27,7 +27,7 @@ from kerneldecl.toolchain import nvcc
 ROOT = REPOSITORY
 MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
 NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
-PLAIN: dict[str, Value] = {"rows": 32, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1}
+PLAIN: dict[str, Value] = {"rows": 32, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1, "stream": 0}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "one row": ({"m": 1, "n": 128, "k": 1024}, {}),
     "three rows, zero points, more steps than warps": (
@@ -49,6 +49,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     ),
     "64 rows, scaled weights, groups of 32": ({"m": 64, "n": 64, "k": 512, "group": 32, "zero_points": True}, {"warps_k": 2}),
     "64 rows, groups of 256, bfloat16": ({"m": 60, "n": 64, "k": 1024, "group": 256, "dtype": "bfloat16"}, {"rows": 16, "warps_k": 2}),
+    "three rows that come with each step": ({"m": 3, "n": 112, "k": 1152}, {"stream": 1, "warps_k": 2, "stages": 4}),
+    "31 rows that come with steps of 64, a cluster": (
+        {"m": 31, "n": 80, "k": 832, "group": 64, "zero_points": True, "epilogue": ("bias",)},
+        {"stream": 1, "rows": 64, "warps_k": 3, "split_k": 2},
+    ),
     "MXFP4, one row": ({**MXFP4, "m": 1, "n": 128, "k": 1024}, {}),
     "MXFP4, bfloat16": ({**MXFP4, "m": 20, "n": 144, "k": 320, "dtype": "bfloat16", "epilogue": ("bias", "relu")}, {"warps_k": 2}),
     "NVFP4": ({**NVFP4, "m": 9, "n": 64, "k": 512, "epilogue": ("bias", "add")}, {"rows": 16, "warps_k": 2, "split_k": 2}),
@@ -58,6 +63,7 @@ OF_EACH_KIND = (
     "one row",
     "sixteen rows, bfloat16, groups of 32, rows beyond n, a cluster",
     "31 rows, scaled weights, a scale for each column, a cluster with a short end",
+    "31 rows that come with steps of 64, a cluster",
     "MXFP4, bfloat16",
     "NVFP4",
 )
@@ -133,6 +139,7 @@ def test_the_template_takes_every_candidate(gpu: str, attrs: dict[str, Any]) -> 
         ({"m": 8}, {"warps_k": 5}),  # more than steps
         ({"m": 8}, {"split_k": 3, "warps_k": 1}),  # the last one has none
         ({"m": 8}, {"warps_n": 16}),
+        ({"m": 8}, {"warps_n": 2, "stream": 1}),
     ],
 )
 def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None:
