@@ -138,7 +138,7 @@ class PackedParams(NamedTuple):
 
     def scales_sums(self, sizes: PackedSizes) -> bool:
         """Say whether sums of a group are multiplied by its scale, in float32, rather than its weights."""
-        return not sizes.is_float4 and self.accumulators(sizes) <= MAX_SUMS
+        return self.accumulators(sizes) <= MAX_SUMS
 
     def registers(self, sizes: PackedSizes) -> int:
         """Registers of a thread, about (nvcc 13.0)."""

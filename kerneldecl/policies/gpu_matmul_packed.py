@@ -52,16 +52,18 @@ SAME_TILE = 2
 
 # Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
 
-STEP_INSTRUCTIONS = 60.0
+STEP_INSTRUCTIONS = 45.0
 """For a step: the loop, addresses, copies."""
-INT4_TILE_INSTRUCTIONS = 42.0
+INT4_TILE_INSTRUCTIONS = 37.5
 """For 16 rows and 64 elements along k: 16 registers of fragments, each a logic operation and a subtraction."""
-SCALED_INSTRUCTIONS = 22.0
-"""For the same where weights are scaled."""
-FLOAT4_TILE_INSTRUCTIONS = 160.0
-"""The same of float4_e2m1fn with scales: 120 to 185, by the dtypes of operands and scales."""
-GROUP_INSTRUCTIONS = 10.0
+FLOAT4_TILE_INSTRUCTIONS = 66.0
+"""The same of float4_e2m1fn: 51 for float16, 66 for bfloat16, whose numbers take a product besides."""
+SCALED_INSTRUCTIONS, SCALED_FLOAT4_INSTRUCTIONS = 30.0, 95.0
+"""For the same where weights are scaled, besides."""
+GROUP_INSTRUCTIONS = 8.0
 """For the scales and zero points of a group and 16 rows, where sums are scaled."""
+STREAM_INSTRUCTIONS = 4.0
+"""For a warp's copy of 512 bytes of activations that come with a step."""
 STEP_LATENCY_CYCLES = 300.0
 """Cycles of a warp for a step besides its instructions: eight MMAs one after the other, and the first loads from shared memory. Assumed."""
 ISSUE_SHARE = 0.8
@@ -88,8 +90,12 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if sizes is None or gpu.compute_capability < FIRST_CAPABILITY:
         return
     moved = moved_bytes(space)
-    found = [Estimate(params, _secs(sizes, params, gpu, moved), tuple(params._replace(stages=0))) for params in choices(sizes, gpu)]
-    yield from best_first(found, SAME_TILE)
+    yield from best_first((Estimate(params, _secs(sizes, params, gpu, moved), _tile(params)) for params in choices(sizes, gpu)), SAME_TILE)
+
+
+def _tile(params: PackedParams) -> tuple[int, ...]:
+    """Return what decides how often activations and weights are read, and by how many thread blocks."""
+    return params.block_rows, params.split_k, params.stream
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
@@ -143,13 +149,14 @@ def _instructions(sizes: PackedSizes, params: PackedParams) -> float:
     """Return the instructions of a warp for a step."""
     row_tiles, k_tiles = params.rows // TILE_ROWS, sizes.step // TILE_K
     tiles, fragments = row_tiles * k_tiles, sizes.fragments
-    loads = 2 * k_tiles * fragments + params.stream * 2 * sizes.m * sizes.step / 8 / WARP_LANES
+    loads = 2 * k_tiles * fragments + params.stream * STREAM_INSTRUCTIONS * sizes.m * sizes.step / 8 / WARP_LANES
     multiplies = 4 * tiles * fragments
+    values = tiles * (FLOAT4_TILE_INSTRUCTIONS if sizes.is_float4 else INT4_TILE_INSTRUCTIONS)
     if params.scales_sums(sizes):
         scaling = row_tiles * sizes.step_scales * (GROUP_INSTRUCTIONS + 4 * fragments)
-        return STEP_INSTRUCTIONS + loads + multiplies + tiles * INT4_TILE_INSTRUCTIONS + scaling
-    per_tile = FLOAT4_TILE_INSTRUCTIONS if sizes.is_float4 else INT4_TILE_INSTRUCTIONS + SCALED_INSTRUCTIONS
-    return STEP_INSTRUCTIONS + loads + multiplies + tiles * per_tile
+    else:
+        scaling = tiles * (SCALED_FLOAT4_INSTRUCTIONS if sizes.is_float4 else SCALED_INSTRUCTIONS)
+    return STEP_INSTRUCTIONS + loads + multiplies + values + scaling
 
 
 def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: bool) -> float:

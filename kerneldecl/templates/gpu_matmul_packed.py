@@ -18,8 +18,7 @@ Shared memory: m * (2 * k / split_k + 16) bytes of activations, and warps_n * wa
 where scales are the bytes of a row's scales and zero points in a step; where activations come with each step, m * 272 bytes with each of
 these instead. Or the partial results of warps, where these take more.
 
-Where a thread has up to 32 accumulators, sums of a group of int4 are multiplied by its scale, in float32; else weights are, as for
-float4_e2m1fn, and rounded to 16 bits.
+Where a thread has up to 32 accumulators, sums of a group are multiplied by its scale, in float32; else weights are, and rounded to 16 bits.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """

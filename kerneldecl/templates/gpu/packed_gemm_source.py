@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
 #pragma unroll
       for (int at = 0; at < 4; ++at) {
         int column = fragment * 8 + lane % 4 * 2 + at % 2;
-        if (column < M) partial[column * PARTIAL_PITCH + tile * 16 + at / 2 * 8] = acc[tile][fragment][at];
+        if (column < M) partial[column * PARTIAL_PITCH + tile * 16 + at / 2 * 8] = acc[tile][fragment][at] * FACTOR;
       }
     }
   }
@@ -235,59 +235,74 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
 
 
 def _multiply_sums(sizes: PackedSizes, dtype: str) -> tuple[str, str]:
-    """Return the multiplication of a step in which sums of a group are scaled, and the function that it calls."""
-    name, helper = int4_fragments.values_source(dtype, has_zeros=sizes.has_zeros)
-    ctype, _, widen = _NAMES[dtype]
-    zero = "zeros[at + {}]" if sizes.has_zeros else "8u"
-    # Groups of 32 are half of a tile, those of 64 or more are whole ones.
+    """Return the multiplication of a step in which sums of a group are scaled, and the functions that it calls."""
+    if sizes.is_float4:
+        values, helper, factor = float4_fragments.values_source(dtype)
+        widen, wide_scale = float4_fragments.wide_scale_source(sizes.scale_dtype)
+        helper += wide_scale
+        prepared, scale, bias = _QUADS_SCALES.format(widen=widen), "__shfl_sync(~0u, own[tile][group / 4][{row}], group % 4, 4)", ""
+        fragments = f"{values}(a, word);"
+    else:
+        (values, helper), factor = int4_fragments.values_source(dtype, has_zeros=sizes.has_zeros), 1.0
+        ctype, _, widen = _NAMES[dtype]
+        prepared = f"  const {ctype}* scales = reinterpret_cast<const {ctype}*>(stage + WEIGHT_BYTES);"
+        scale = f"{widen}(scales[group * ROWS + tile * 16 + lane / 4 + {{row}} * 8])"
+        zero = "zeros[group * ROWS + tile * 16 + lane / 4 + {row} * 8]" if sizes.has_zeros else "8u"
+        bias = f"{values}_bias(bias[tile], {zero.format(row=0)}, {zero.format(row=1)});"
+        fragments = f"{values}(a, word, bias[tile]);"
     text = f"""
+constexpr float FACTOR = {factor}f;
 __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4], const unsigned char* stage,
                                               const unsigned char* activations, int lane) {{
-  constexpr int HALVES = STEP / 32 / STEP_SCALES;
-  const {ctype}* scales = reinterpret_cast<const {ctype}*>(stage + WEIGHT_BYTES);
+  constexpr int GROUP_PARTS = STEP / 16 / STEP_SCALES;
   const unsigned char* zeros = stage + WEIGHT_BYTES + STEP_SCALES * ROWS * SCALE_BYTES;
+{prepared}
+  float sums[TILES][FRAGMENTS][4];
+  unsigned b[FRAGMENTS][4], bias[TILES][2];
+  uint2 words[TILES];
 #pragma unroll
-  for (int group = 0; group < STEP_SCALES; ++group) {{
-    float sums[TILES][FRAGMENTS][4] = {{}};
-    unsigned bias[TILES][2];
+  for (int part = 0; part < STEP / 16; ++part) {{
+    int group = part / GROUP_PARTS;
+    if (part % 2 == 0) {{
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {{
-      int at = group * ROWS + tile * 16 + lane / 4;
-      {name}_bias(bias[tile], {zero.format(0)}, {zero.format(8)});
+      for (int fragment = 0; fragment < FRAGMENTS; ++fragment) load_activations(b[fragment], activations, fragment * 8, part * 16, lane);
     }}
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {{
-      int part = group * HALVES + half;
-      unsigned b[FRAGMENTS][4];
+    for (int tile = 0; tile < TILES; ++tile) {{
+      const unsigned char* from = stage + (part / 4 * TILES + tile) * 512 + lane * 16 + part / 2 % 2 * 8;
+      if (part % 2 == 0) words[tile] = *reinterpret_cast<const uint2*>(from);
+      if (part % GROUP_PARTS == 0) {{
+        {bias}
 #pragma unroll
-      for (int fragment = 0; fragment < FRAGMENTS; ++fragment) load_activations(b[fragment], activations, fragment * 8, part * 32, lane);
-#pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) {{
-        const unsigned char* from = stage + (part / 2 * TILES + tile) * 512 + lane * 16 + part % 2 * 8;
-        uint2 words = *reinterpret_cast<const uint2*>(from);
-#pragma unroll
-        for (int quarter = 0; quarter < 2; ++quarter) {{
-          unsigned a[4];
-          {name}(a, quarter ? words.y : words.x, bias[tile]);
-#pragma unroll
-          for (int fragment = 0; fragment < FRAGMENTS; ++fragment) mma(sums[tile][fragment], a, b[fragment] + 2 * quarter);
-        }}
+        for (int i = 0; i < FRAGMENTS * 4; ++i) sums[tile][i / 4][i % 4] = 0.0f;
       }}
-    }}
+      unsigned a[4], word = part % 2 == 0 ? words[tile].x : words[tile].y;
+      {fragments}
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {{
-      int at = group * ROWS + tile * 16 + lane / 4;
-      float first = {widen}(scales[at]), second = {widen}(scales[at + 8]);
+      for (int fragment = 0; fragment < FRAGMENTS; ++fragment) mma(sums[tile][fragment], a, b[fragment] + part % 2 * 2);
+      if ((part + 1) % GROUP_PARTS == 0) {{
+        float first = {scale.format(row=0)}, second = {scale.format(row=1)};
 #pragma unroll
-      for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {{
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[tile][fragment][i] += sums[tile][fragment][i] * (i < 2 ? first : second);
+        for (int i = 0; i < FRAGMENTS * 4; ++i) acc[tile][i / 4][i % 4] += sums[tile][i / 4][i % 4] * (i % 4 < 2 ? first : second);
       }}
     }}
   }}
 }}
 """
     return text, helper
+
+
+_QUADS_SCALES = """  // Each of four lanes with the same rows widens the scales of every fourth group, and gives them to the others.
+  float own[TILES][(STEP_SCALES + 3) / 4][2];
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {{
+#pragma unroll
+    for (int i = 0; i < (STEP_SCALES + 3) / 4; ++i) {{
+      const unsigned char* bytes = stage + WEIGHT_BYTES + min(i * 4 + lane % 4, STEP_SCALES - 1) * ROWS + tile * 16 + lane / 4;
+      own[tile][i][0] = {widen}(bytes[0]);
+      own[tile][i][1] = {widen}(bytes[8]);
+    }}
+  }}"""
 
 
 def _multiply_scaled(sizes: PackedSizes, params: PackedParams, dtype: str) -> tuple[str, str]:
@@ -300,6 +315,7 @@ def _multiply_scaled(sizes: PackedSizes, params: PackedParams, dtype: str) -> tu
         name, helper = int4_fragments.dequantise_source(dtype, scales, params.rows, has_zeros=sizes.has_zeros)
         arguments = f"reinterpret_cast<const {_NAMES[dtype][0]}*>(scales)" + ", zeros" * sizes.has_zeros
     text = f"""
+constexpr float FACTOR = 1.0f;
 __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4], const unsigned char* stage,
                                               const unsigned char* activations, int lane) {{
 #pragma unroll

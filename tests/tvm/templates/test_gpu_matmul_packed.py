@@ -162,3 +162,37 @@ def test_both_policies_compete() -> None:
         assert templates[0] == first
         assert len(set(templates)) == (2 if m == 1 else 1)
     assert gpu_matmul_quantized.propose(space, load_arch(ROOT, "a100-80gb"), 6) == ()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("attrs", [MXFP4, NVFP4 | {"tensor_scale": False}], ids=["MXFP4", "NVFP4"])
+def test_every_code_meets_every_scale(attrs: dict[str, Any], dtype: str) -> None:
+    """Each result is one weight, of one row of A; NaN among a row's weights makes all sums with it NaN."""
+    group, n, k = attrs["group"], 512, 128
+    numbers = np.where(np.arange(16) > 7, -1, 1) * NUMBERS[np.arange(16) & 7]
+    codes = np.zeros((n, k), np.uint8)
+    codes[:, :16] = np.arange(16)
+    # Each row has a scale for its first group; those of the others are 1.
+    bits = np.full((k // group, n), 127 if group == 32 else 0x38, np.uint8)
+    bits[0] = np.arange(n) % 256
+    stored = bits if group == 32 else bits.view(numpy_dtype("float8_e4m3fn"))
+    packed = load_rule(ROOT, "pack_weights")(n=n, k=k).reference(codes[:, ::2] | codes[:, 1::2] << 4)
+    a = np.eye(16, k).astype(numpy_dtype(dtype))
+
+    mod = made({**attrs, "m": 16, "n": n, "k": k, "dtype": dtype, "out_dtype": "float32"}, {"warps_k": 1}, load_arch(ROOT, "h200"))
+    result = Kernel(mod["main"])(a, np.asarray(packed), stored, np.full((16, n), np.nan, np.float32))[-1]
+
+    scales = bits[0].view(numpy_dtype("float8_e8m0fnu" if group == 32 else "float8_e4m3fn")).astype(np.float64)
+    with np.errstate(all="ignore"):
+        weights = (numbers[:, np.newaxis] * scales).astype(np.float32)
+    is_finite = np.isfinite(weights).all(axis=0)
+    assert is_finite.sum() > n * 0.9
+    is_tiny = np.abs(scales) <= 2.0**-120  # sums of such weights may become zero
+    assert np.array_equal(result[:, is_finite & ~is_tiny], weights[:, is_finite & ~is_tiny])
+    assert np.abs(result[:, is_tiny]).max(initial=0) < 2.0**-110
+    assert np.isnan(result[:, np.isnan(scales)]).all()
+
+
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+"""What the last three bits of a code of float4_e2m1fn stand for (OCP Microscaling Formats 1.0, table 5)."""
