@@ -12,7 +12,16 @@ from collections.abc import Iterator
 
 from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.model import Arch, Candidate, IterSpace, Proposal, Value
-from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
+from kerneldecl.policies import (
+    gpu_gemv,
+    gpu_gemv_i4,
+    gpu_matmul_packed,
+    gpu_matmul_tc,
+    wgmma_conv2d,
+    wgmma_matmul,
+    wgmma_matmul_quantized,
+    wgmma_window,
+)
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.hopper.operands import are_tma_loadable
 
@@ -20,8 +29,13 @@ ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
 TEMPLATES = tuple(name for policy in (*ON_TENSOR_CORES, gpu_gemv) for name in policy.TEMPLATES)
 AUTO = {"cuda": 10}
 HAS_TRACES = False
-TENSORISED = (*(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES), gpu_gemv_i4.TEMPLATE)
-"""Templates that multiply on tensor cores, that for 4-bit GEMV included."""
+TENSORISED = (
+    *(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES),
+    *gpu_matmul_packed.TEMPLATES,
+    *wgmma_matmul_quantized.TEMPLATES,
+    gpu_gemv_i4.TEMPLATE,
+)
+"""Templates that multiply on tensor cores, those for 4-bit weights included."""
 
 RIVAL_SLOWDOWN, RIVAL_SLOWDOWN_VIA_REGISTERS = 1.4, 4.0
 """How much slower than the best of all a policy's best candidate may be predicted, apart from a launch, for the policy to take part: models

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kerneldecl.analysis.contraction import Contraction, contraction_of
+from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.analysis.hopper_limits import (
     MAX_STAGES,
     MAX_WORKSPACE_SPLIT_K,
@@ -18,7 +18,8 @@ from kerneldecl.analysis.hopper_limits import (
     TMA_SMEM_ALIGN_BYTES,
     WARPGROUP_THREADS,
 )
-from kerneldecl.analysis.packed_weights import FLOAT4_GROUPS, TILE_K, groups_of, packed_shape
+from kerneldecl.analysis.matmul_packed import packed_of
+from kerneldecl.analysis.packed_weights import TILE_K
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
@@ -31,7 +32,7 @@ from kerneldecl.policies.shared.traffic import moved_bytes
 
 TEMPLATE = "wgmma_matmul_quantized"
 TEMPLATES = (TEMPLATE,)
-AUTO = {"cuda": 5}
+KINDS = ("cuda",)
 HAS_TRACES = False
 
 TILES = ((64, 1), (128, 1), (128, 2), (256, 2), (192, 3))
@@ -120,31 +121,12 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 def problem_of(space: IterSpace, arch: Arch) -> Problem | None:
     """Return the sizes of what looks like the template's computation, None where it does not; the template reads it in full."""
-    gemm = contraction_of(space)
-    if isinstance(gemm, str) or why_no_wgmma(gemm, arch.the_gpu) or gemm.a.dtype not in {"float16", "bfloat16"}:
+    gemm, sizes = contraction_of(space), packed_of(space)
+    if sizes is None or isinstance(gemm, str) or why_no_wgmma(gemm, arch.the_gpu):
         return None
-    _, m, n, k = gemm.extents
-    first = space.blocks[0]
-    values = [access for access in first.reads if access.dtype == "uint8" and len(access.shape) == 4]
-    if first.is_reduction or [access.shape for access in values] != [packed_shape(n, k)] or not _has_tma_rows(gemm):
-        return None
-    factors = [access for access in first.reads if access not in values]
-    if any(access.shape[-1] != n for access in factors):
-        return None
-    groups = {access.shape[0] if len(access.shape) == 2 else 1 for access in factors}
-    group = k // min(groups, default=1)
-    # Of two factors one is zero points, which are bytes beside scales of 16 bits.
-    scale_dtype = max((access.dtype for access in factors), key=dtype_bytes, default="")
-    if len(groups) != 1 or group not in groups_of(scale_dtype, k):
-        return None
-    factor_bytes = sum(dtype_bytes(access.dtype) for access in factors)
-    cycles = FLOAT4_DEQUANTISE_CYCLES if scale_dtype in FLOAT4_GROUPS else DEQUANTISE_CYCLES
-    return Problem(m, n, k, group, factor_bytes, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space), cycles)
-
-
-def _has_tma_rows(gemm: Contraction) -> bool:
-    """Say whether TMA loads activations: rows along k, in multiples of 16 bytes."""
-    return gemm.a.is_k_last and gemm.a.vector() * dtype_bytes(gemm.a.dtype) == 16
+    cycles = FLOAT4_DEQUANTISE_CYCLES if sizes.is_float4 else DEQUANTISE_CYCLES
+    out_bytes = dtype_bytes(space.blocks[-1].writes[0].dtype)
+    return Problem(sizes.m, sizes.n, sizes.k, sizes.group, sizes.factor_bytes, out_bytes, moved_bytes(space), cycles)
 
 
 def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:

@@ -28,6 +28,15 @@ CASES = [
     *(Case(f"int4, {m} rows", "matmul_quantized", INT4 | {"m": m}, proposed("wgmma_matmul_quantized", step=9)) for m in (1, 16, 64, 256)),
     *(Case(name, "matmul_quantized", INT4 | attrs, proposed("wgmma_matmul_quantized", step=20)) for name, attrs in OTHERS.items()),
     *(
+        Case(f"int4, {m} rows by mma.sync", "matmul_quantized", INT4 | {"m": m}, proposed("gpu_matmul_packed", step=9))
+        for m in (1, 3, 8, 16, 31, 64)
+    ),
+    *(
+        Case(f"{name}, by mma.sync", "matmul_quantized", INT4 | attrs, proposed("gpu_matmul_packed", step=20))
+        for name, attrs in OTHERS.items()
+        if attrs["m"] <= 64
+    ),
+    *(
         Case(f"float8, {m} rows", "matmul_quantized", FLOAT8 | {"m": m}, proposed("wgmma_matmul_block_scaled", step=9))
         for m in (4, 64, 1000)
     ),

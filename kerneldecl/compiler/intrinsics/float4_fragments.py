@@ -82,6 +82,52 @@ __device__ __forceinline__ void {name}(unsigned* out, const unsigned* packed, co
     return name, source
 
 
+def values_source(dtype: str) -> tuple[str, str, float]:
+    """Return the name and CUDA of a function that gives a lane its 4 registers of operand A of 16 rows and 16 elements along k, unscaled.
+
+    Its arguments are the registers and the lane's word of weights. The third value is what sums of products are to be multiplied by:
+    mma.sync takes subnormal float16 as they are, while those of bfloat16 would give subnormal sums.
+    """
+    kind = _TYPES[dtype]
+    name = f"kd_values_f4_{dtype}"
+    is_exact = dtype == "bfloat16"
+    product = f"__hmul2(*reinterpret_cast<{kind.pair}*>(&bits), *reinterpret_cast<const {kind.pair}*>(&factor))"
+    multiplied = f"""    const unsigned factor = {kind.code_factor};
+    {kind.pair} exact = {product};
+    out[i] = *reinterpret_cast<unsigned*>(&exact);"""
+    source = f"""
+__device__ __forceinline__ void {name}(unsigned* out, unsigned packed) {{
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {{
+    unsigned word = packed << (12 - 4 * i);
+    unsigned bits = (word & 0x80008000u) | (word >> {kind.code_shift} & {0x70007000 >> kind.code_shift:#010x}u);
+{multiplied if is_exact else "    out[i] = bits;"}
+  }}
+}}
+"""
+    return name, source, 1.0 if is_exact else 2.0**14
+
+
+def wide_scale_source(scale_dtype: str) -> tuple[str, str]:
+    """Return the name and CUDA of a function from the byte of a scale to float32; 2^-127, which sums lose, becomes zero."""
+    name = f"kd_wide_{_SCALE_NAMES[scale_dtype]}"
+    nan = "__int_as_float(0x7fc00000)"
+    if scale_dtype == E8M0:
+        body = f"  return byte == 255u ? {nan} : __int_as_float(static_cast<int>(byte << 23));"
+    else:
+        body = f"""  unsigned short bits = static_cast<unsigned short>((byte & 0x80u) << 8 | (byte & 0x7fu) << 7);
+  float wide = __half2float(*reinterpret_cast<half*>(&bits)) * 256.0f;
+  return (byte & 0x7fu) == 0x7fu ? {nan} : wide;"""
+    return (
+        name,
+        f"""
+__device__ __forceinline__ float {name}(unsigned byte) {{
+{body}
+}}
+""",
+    )
+
+
 def _scales_body(name: str, kind: _Float16, scale_dtype: str, *, in_float32: bool) -> str:
     """Return the body of the function from the bytes of two rows' scales to what their weights are multiplied by."""
     if in_float32:

@@ -272,7 +272,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_matmul",
         "gpu_gemv_i4",
         "wgmma_matmul_block_scaled",
-        "wgmma_matmul_quantized",
+        "gpu_matmul_quantized",
     }
     assert set(traced) == set(standard_order("cuda")) - untraced
     without = {"cpu_attention", "cpu_conv2d_transpose", "cpu_conv_packed", "cpu_group_norm", "cpu_matmul_grouped", "cpu_matmul_quantized"}

@@ -1,0 +1,171 @@
+"""Owns which warps, stages and split-K of a GEMM of few rows with packed 4-bit weights on mma.sync a GPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS, WARP_LANES
+from kerneldecl.analysis.matmul_packed import (
+    FIRST_CAPABILITY,
+    MAX_STAGES,
+    WARP_ROWS,
+    PackedParams,
+    PackedSizes,
+    packed_of,
+)
+from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
+from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, multiplies_per_cycle
+from kerneldecl.policies.gpu.time_model import (
+    BARRIER_SECS,
+    COMBINE_SECS,
+    DRAM_LATENCY_SECS,
+    DRAM_SHARE,
+    SM_BYTES_PER_CLOCK,
+    occupancy,
+    p_norm,
+)
+from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.shared.traffic import moved_bytes
+
+TEMPLATES = ("gpu_matmul_packed",)
+KINDS = ("cuda",)
+HAS_TRACES = False
+
+WARPS_N = (1, 2, 4, 8)
+WARPS_K = (1, 2, 4, 8, 16)
+SPLIT_K = (1, 2, 4, 8)
+MIN_WARPS, MAX_WARPS = 4, 16
+"""Warps of a thread block."""
+RESIDENT = (1, 2, 3, 4)
+"""Thread blocks that share an SM, for which stages are chosen so that they fit."""
+MIN_STAGES = 3
+MIN_WARP_STEPS = 2
+"""Steps of a warp at least."""
+SAME_TILE = 2
+"""Proposals of one tile at most; see `gemm_tiles.best_first`."""
+
+# Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
+
+STEP_INSTRUCTIONS = 45.0
+"""For a step: the loop, addresses, copies."""
+INT4_TILE_INSTRUCTIONS = 37.5
+"""For 16 rows and 64 elements along k: 16 registers of fragments, each a logic operation and a subtraction."""
+FLOAT4_TILE_INSTRUCTIONS = 66.0
+"""The same of float4_e2m1fn: 51 for float16, 66 for bfloat16, whose numbers take a product besides."""
+SCALED_INSTRUCTIONS, SCALED_FLOAT4_INSTRUCTIONS = 30.0, 95.0
+"""For the same where weights are scaled, besides."""
+GROUP_INSTRUCTIONS = 8.0
+"""For the scales and zero points of a group and 16 rows, where sums are scaled."""
+STREAM_INSTRUCTIONS = 4.0
+"""For a warp's copy of 512 bytes of activations that come with a step."""
+STEP_LATENCY_CYCLES = 300.0
+"""Cycles of a warp for a step besides its instructions: eight MMAs one after the other, and the first loads from shared memory. Assumed."""
+ISSUE_SHARE = 0.8
+"""Part of an SM's cycles in which its schedulers find an instruction to issue. Assumed."""
+SMEM_TILE_BYTES, SMEM_FRAGMENT_BYTES = 1024.0, 512.0
+"""Bytes that a tile of weights is copied and read with, and bytes of an ldmatrix of four fragments."""
+
+LOAD_LATENCY_SECS = 1.0e-6
+"""Seconds from a copy to its arrival, while all SMs load. Assumed."""
+ROOM_SECS = 6.0e-7
+"""Seconds that PDL does not hide where an SM has no room for a thread block of the next kernel beside its own. Assumed."""
+OVERLAP = 4.0
+"""Exponent of the p-norm of times that overlap. Assumed."""
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+    """Return the parameters with the least predicted time, best first; nothing for other computations than a GEMM with packed weights."""
+    return tuple(itertools.islice(proposals(space, arch), top_k))
+
+
+def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
+    """Yield the parameters, those with the least predicted time first."""
+    sizes, gpu = packed_of(space), arch.the_gpu
+    if sizes is None or gpu.compute_capability < FIRST_CAPABILITY:
+        return
+    moved = moved_bytes(space)
+    yield from best_first((Estimate(params, _secs(sizes, params, gpu, moved), _tile(params)) for params in choices(sizes, gpu)), SAME_TILE)
+
+
+def _tile(params: PackedParams) -> tuple[int, ...]:
+    """Return what decides how often activations and weights are read, and by how many thread blocks."""
+    return params.block_rows, params.split_k, params.stream
+
+
+def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
+    """Yield the search space: for warps along n and k, stages with which so many thread blocks fit an SM."""
+    for rows, warps_n, warps_k, split_k, stream in itertools.product(WARP_ROWS, WARPS_N, WARPS_K, SPLIT_K, (0, 1)):
+        params = PackedParams(rows, warps_n, warps_k, MIN_STAGES, split_k, stream)
+        is_too_tall = params.block_rows - rows >= sizes.n
+        is_too_short = warps_k * MIN_WARP_STEPS > params.block_steps(sizes)
+        if is_too_tall or is_too_short or not MIN_WARPS <= warps_n * warps_k <= MAX_WARPS or not params.fits(sizes, gpu):
+            continue
+        ring = warps_n * warps_k * params.stage_bytes(sizes)
+        most = min(MAX_STAGES, -(-params.block_steps(sizes) // warps_k) + 1)
+        stages = set()
+        for resident in RESIDENT:
+            limit = min(gpu.smem_per_block_optin_bytes, gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes)
+            stages.add(min(most, (limit - params.activation_bytes(sizes)) // ring))
+        yield from (params._replace(stages=count) for count in sorted(stages) if count >= min(most, MIN_STAGES))
+
+
+def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> float:
+    """Return a p-norm of the times of DRAM, of L2, of an SM's schedulers, tensor cores and memory, of a warp, of copies' latency."""
+    resident = occupancy(gpu, params.threads, params.registers(sizes), params.smem_bytes(sizes))
+    if not resident:
+        return float("inf")
+    blocks = params.row_blocks(sizes) * params.split_k
+    needed = -(-blocks // gpu.sm_count)
+    at_once = params.split_k * (model.resident_clusters(gpu, params.split_k) if params.split_k > 1 else gpu.sm_count)
+    waves = -(-blocks // (resident * at_once))
+    busiest = max(needed, waves * min(resident, needed)) if waves > 1 else needed
+    warps, steps = params.threads // WARP_LANES, -(-params.block_steps(sizes) // params.warps_k)
+    warp_steps, cycle = busiest * warps * steps, 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
+    tiles = params.rows // TILE_ROWS * sizes.step // TILE_K
+    multiplies = tiles * TILE_ROWS * TILE_K * sizes.fragments * 8
+    smem_bytes = tiles * SMEM_TILE_BYTES + sizes.step // 32 * sizes.fragments * SMEM_FRAGMENT_BYTES
+    smem_bytes += params.stream * sizes.m * sizes.step * 2
+    block_bytes = warps * steps * params.stage_bytes(sizes) + params.activation_bytes(sizes)
+    times = (
+        moved / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        blocks * block_bytes / gpu.l2_bytes_per_s,
+        busiest * block_bytes / SM_BYTES_PER_CLOCK * cycle,
+        warp_steps * _instructions(sizes, params) / (SM_PARTITIONS * ISSUE_SHARE) * cycle,
+        warp_steps * multiplies / multiplies_per_cycle(gpu, "float16", "float32") * cycle,
+        warp_steps * smem_bytes / gpu.smem_bytes_per_clock_per_sm * cycle,
+        waves * steps * (STEP_LATENCY_CYCLES + _instructions(sizes, params)) * cycle,
+        waves * steps / (params.stages - 1) * LOAD_LATENCY_SECS,
+    )
+    return p_norm(*times, exponent=OVERLAP) + _once_secs(sizes, params, gpu, has_room=resident > needed)
+
+
+def _instructions(sizes: PackedSizes, params: PackedParams) -> float:
+    """Return the instructions of a warp for a step."""
+    row_tiles, k_tiles = params.rows // TILE_ROWS, sizes.step // TILE_K
+    tiles, fragments = row_tiles * k_tiles, sizes.fragments
+    loads = 2 * k_tiles * fragments + params.stream * STREAM_INSTRUCTIONS * sizes.m * sizes.step / 8 / WARP_LANES
+    multiplies = 4 * tiles * fragments
+    values = tiles * (FLOAT4_TILE_INSTRUCTIONS if sizes.is_float4 else INT4_TILE_INSTRUCTIONS)
+    if params.scales_sums(sizes):
+        scaling = row_tiles * sizes.step_scales * (GROUP_INSTRUCTIONS + 4 * fragments)
+    else:
+        scaling = tiles * (SCALED_FLOAT4_INSTRUCTIONS if sizes.is_float4 else SCALED_INSTRUCTIONS)
+    return STEP_INSTRUCTIONS + loads + multiplies + values + scaling
+
+
+def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: bool) -> float:
+    """Return the seconds that a kernel takes once: its launch, the first copies, the activations, the sums over warps and blocks."""
+    has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
+    secs = model.launch_secs(gpu, has_pdl=has_pdl) + (ROOM_SECS if has_pdl and not has_room else 0.0)
+    cycle = 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
+    # Half of the first weights are on their way before the activations, which come from L2.
+    activation_secs = params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle / 2
+    partial_secs = 2 * params.partial_bytes(sizes) / gpu.smem_bytes_per_clock_per_sm * cycle
+    secs += DRAM_LATENCY_SECS + activation_secs + COMBINE_SECS + BARRIER_SECS + partial_secs
+    return secs + (model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (params.split_k - 1) if params.split_k > 1 else 0.0)

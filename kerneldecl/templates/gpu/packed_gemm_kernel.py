@@ -1,0 +1,154 @@
+"""Owns the kernel of a GEMM with packed 4-bit weights on mma.sync: PDL, the sums over warps and thread blocks, the epilogue.
+
+Knows nothing of how weights are multiplied or of how parameters are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
+from kerneldecl.analysis.matmul_packed import PARTIAL_PADDING, PackedParams, PackedSizes
+from kerneldecl.templates.gpu.packed_gemm_source import multiply_source
+from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.hopper.read_quantized import QuantizedGemm
+
+
+@dataclass(frozen=True)
+class PackedKernel:
+    """One kernel."""
+
+    problem: QuantizedGemm
+    sizes: PackedSizes
+    params: PackedParams
+    pdl: bool
+    """Whether the kernel overlaps the end of the preceding one."""
+
+    @property
+    def results(self) -> int:
+        """Results of a cluster's rows of weights."""
+        return self.sizes.m * self.params.block_rows
+
+    @property
+    def partial_shape(self) -> tuple[int, int, int]:
+        return self.params.warps_k, self.sizes.m, self.params.block_rows + PARTIAL_PADDING
+
+
+def _flat(buffer: Any) -> Any:
+    """Return a pointer to an argument's first element."""
+    count = math.prod(int(extent) for extent in buffer.shape)
+    return T.decl_buffer((count,), str(buffer.dtype), data=buffer.data).ptr_to([0])
+
+
+@T.inline
+def _meet():
+    """Have the thread blocks of a cluster wait for each other."""
+    T.ptx.barrier.cluster.arrive.release.aligned()
+    T.ptx.barrier.cluster.wait.acquire.aligned()
+
+
+@T.inline
+def _add_warps(kernel, partials, column, row, total):
+    """Add up what warps along k left of a result."""
+    total[0] = T.float32(0)
+    for warp in T.unroll(kernel.params.warps_k):
+        total[0] = total[0] + partials[warp, column, row]
+
+
+@T.inline
+def _add_cluster(kernel, partials, column, row, total):
+    """Add up what the thread blocks of a cluster have of a result."""
+    address = T.alloc_local((1,), "uint32")
+    other = T.alloc_local((1,), "float32")
+    total[0] = T.float32(0)
+    for rank in T.unroll(kernel.params.split_k):
+        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([0, column, row])), T.uint32(rank))
+        T.ptx["ld.shared::cluster.f32"](other[0], address[0])
+        total[0] = total[0] + other[0]
+
+
+@T.inline
+def _store(kernel, total, column, row):
+    """Store a result, with the epilogue."""
+    gemm = T.meta_var(kernel.problem.gemm)
+    if row < kernel.sizes.n:
+        gemm.out.buffer[tuple(gemm.index_out(0, column, row))] = gemm.value(total, 0, column, row, gemm.aux(0, column, row))
+
+
+@T.inline
+def _finish(kernel, partials, block, rank, thread):
+    """Have a thread block store its rows' results, or its share of them."""
+    params, rows = T.meta_var((kernel.params, kernel.params.block_rows))
+    total = T.alloc_local((1,), "float32")
+    first_row = T.meta_var(block * rows)
+    if params.split_k > 1:
+        for i in T.serial(-(-kernel.results // params.threads)):
+            own = T.meta_var(i * params.threads + thread)
+            if own < kernel.results:
+                _add_warps(kernel, partials, own // rows, own % rows, total)
+                partials[0, own // rows, own % rows] = total[0]
+        _meet()
+        for i in T.serial(-(-kernel.results // (params.threads * params.split_k))):
+            at = T.meta_var((i * params.split_k + rank) * params.threads + thread)
+            if at < kernel.results:
+                _add_cluster(kernel, partials, at // rows, at % rows, total)
+                _store(kernel, total[0], at // rows, first_row + at % rows)
+        # No thread block leaves while others still read its shared memory.
+        _meet()
+    else:
+        for i in T.serial(-(-kernel.results // params.threads)):
+            at = T.meta_var(i * params.threads + thread)
+            if at < kernel.results:
+                _add_warps(kernel, partials, at // rows, at % rows, total)
+                _store(kernel, total[0], at // rows, first_row + at % rows)
+
+
+@T.inline
+def _run(kernel, ids):
+    """Compute a thread block's rows of weights."""
+    block, rank, warp, lane = meta_vars(ids)
+    prefetch, multiply, source = meta_vars(multiply_source(kernel.sizes, kernel.params, kernel.problem.gemm.a.dtype))
+    weights = T.meta_var(kernel.problem.weights)
+    pool = T.SMEMPool()
+    memory = pool.alloc((kernel.params.smem_bytes(kernel.sizes),), "uint8", align=VECTOR_BYTES)
+    end = T.meta_var(pool.offset)
+    pool.move_base_to(0)
+    partials = pool.alloc(kernel.partial_shape, "float32", align=VECTOR_BYTES)
+    pool.move_base_to(end)
+    pool.commit()
+    values = T.meta_var(_flat(weights.values))
+    scales = T.meta_var(_flat(weights.scales))
+    zeros = T.meta_var(scales if weights.zeros is None else _flat(weights.zeros))
+    activations = T.meta_var(_flat(kernel.problem.gemm.a.buffer))
+    if kernel.pdl:
+        # The next kernel may start as soon as SMs have room: it waits, as this one does, until its preceding kernel has ended.
+        T.ptx.griddepcontrol.launch_dependents()
+        T.cuda.func_call(prefetch, values, block, rank, warp, lane, source_code=source)
+        T.ptx.griddepcontrol.wait()
+    T.cuda.func_call(multiply, values, scales, zeros, activations, memory.ptr_to([0]), block, rank, warp, lane, source_code=source)
+    _finish(kernel, partials, block, rank, warp * WARP_LANES + lane)
+
+
+def build(kernel: PackedKernel) -> tvm.IRModule:
+    """Return a module whose `main` is the GEMM."""
+    params = kernel.params
+
+    @T.prim_func(check_well_formed=False)
+    def main():
+        T.device_entry()
+        if kernel.pdl:
+            T.attr({"tirx.use_programtic_dependent_launch": True})
+        rank = T.cta_id_in_cluster([params.split_k]) if params.split_k > 1 else T.meta_var(0)
+        block = T.cta_id([params.row_blocks(kernel.sizes) * params.split_k])
+        warp = T.warp_id([params.threads // WARP_LANES])
+        lane = T.lane_id([WARP_LANES])
+        _run(kernel, (block // params.split_k, rank, warp, lane))
+
+    func = tirx.PrimFunc(list(kernel.problem.func_params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    return tvm.IRModule({"main": func})

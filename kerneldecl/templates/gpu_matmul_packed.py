@@ -1,0 +1,62 @@
+"""Owns the GEMM kernel of few rows with packed 4-bit weights on mma.sync: each warp streams weights through shared memory.
+
+Knows nothing of how its parameters are chosen, and recognises the computation by its structure: the weights are those of rule
+`matmul_quantized` with layout `packed`, of float16 or bfloat16: int4 with one scale for each group of 32 or more weights along k or for a
+whole row, or blocks of float4_e2m1fn (MXFP4, NVFP4). Activations have 1 to 64 rows.
+
+The operands are exchanged: the GEMM's n are rows of fragments, its m columns.
+
+Parameters:
+  rows     rows of weights of a warp: 16, 32 or 64
+  warps_n  warps of a thread block along n, which share activations
+  warps_k  warps that share rows, each with every `warps_k`th step of 128 elements along k (64, where k has no whole steps of 128)
+  stages   2 or more steps that a warp has in shared memory or on their way to it
+  split_k  1 to 8 thread blocks of a cluster among which k is divided
+  stream   1 has activations come with each step of a warp, where warps_n is 1; 0 has a thread block copy all of its own before the first
+
+Shared memory: m * (2 * k / split_k + 16) bytes of activations, and warps_n * warps_k * stages * rows * (64 + scales) bytes of weights,
+where scales are the bytes of a row's scales and zero points in a step; where activations come with each step, m * 272 bytes with each of
+these instead. Or the partial results of warps, where these take more.
+
+Where a thread has up to 32 accumulators, sums of a group are multiplied by its scale, in float32; else weights are, and rounded to 16 bits.
+
+Returns a custom kernel of TIRx, a PrimFunc without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import IRModule
+
+from kerneldecl.analysis.matmul_packed import FIRST_CAPABILITY, PackedParams, PackedSizes
+from kerneldecl.compiler.passes.dependent_launch import supports_pdl
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates.gpu.packed_gemm_kernel import PackedKernel, build
+from kerneldecl.templates.hopper.read_quantized import QuantizedGemm, read_quantized
+from kerneldecl.templates.shared.fast_parse import fast_parsing
+
+
+@fast_parsing()
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
+    """Return the GEMM with its epilogue as one kernel, or None where it is another computation or these parameters do not take it."""
+    gpu = arch.the_gpu
+    problem = read_quantized(mod) if gpu.compute_capability >= FIRST_CAPABILITY else None
+    chosen = PackedParams(**{name: params[name] for name in PackedParams._fields})  # type: ignore[arg-type]
+    if problem is None or not _has_dense_rows(problem):
+        return None
+    sizes = _sizes(problem)
+    return build(PackedKernel(problem, sizes, chosen, supports_pdl(gpu))) if chosen.fits(sizes, gpu) else None
+
+
+def _sizes(problem: QuantizedGemm) -> PackedSizes:
+    weights = problem.weights
+    _, m, n, k = problem.gemm.extents
+    return PackedSizes(m, n, k, weights.group, str(weights.scales.dtype), weights.zeros is not None)
+
+
+def _has_dense_rows(problem: QuantizedGemm) -> bool:
+    """Say whether rows of activations follow each other, contiguous along k, and sums are float32."""
+    a, k = problem.gemm.a, problem.gemm.extents[3]
+    is_dense = a.columns == (k, 1) and (a.rows[0] == 1 or a.rows[1] == k)
+    return is_dense and problem.gemm.contraction.accum_dtype == "float32"
