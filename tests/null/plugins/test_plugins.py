@@ -352,7 +352,8 @@ def test_a_workspace_policy_that_names_its_place_is_asked_by_auto(write_files: W
 
 def test_every_standard_policy_names_its_place_or_is_asked_by_name_alone() -> None:
     asked = {*standard_order("cpu"), *standard_order("cuda")}
-    by_name = {"auto", "default", "traced", "wgmma_conv2d", "wgmma_matmul", "wgmma_window"}  # gpu_matmul asks the last three
+    asked_by_gpu_matmul = {"wgmma_conv2d", "wgmma_conv2d_transpose", "wgmma_matmul", "wgmma_window"}
+    by_name = {"auto", "default", "traced"} | asked_by_gpu_matmul
     names = {*plugin_names("policies", STANDARD)}
     tuners = {name for name in names if is_tuner(STANDARD, name)}
     assert names == asked | by_name | tuners
