@@ -36,11 +36,6 @@ class ArgReduce(Rule):
     def _axis(self) -> int:
         return positions([self.axis], len(self.shape))[0]
 
-    @property
-    def _compared(self) -> str:
-        """Return the dtype that elements are compared in, which holds every value of theirs."""
-        return "float32" if self.dtype in {"float16", "bfloat16"} or self.dtype.startswith("float8") else self.dtype
-
     def problems(self) -> Iterator[str]:
         if len(self.shape) < 2:
             yield f"shape has {len(self.shape)} extents; expected at least 2, one of which Y keeps"
@@ -52,30 +47,9 @@ class ArgReduce(Rule):
         return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", kept, self.index_dtype),))
 
     def lower(self) -> list[Any]:
-        """Return the extreme of each row, then the least place that holds it: two plain reductions, which every template takes.
+        from kerneldecl.compiler.arg_reduce import ArgSpec, arg_reduce
 
-        A reduction of pairs (place, value) reads X once, but only the slowest schedules take it.
-        """
-        from tvm import te, tirx
-
-        x, axis = te.placeholder(self.shape, self.dtype, "X"), self._axis
-        out = self.signature().outputs[0].shape
-
-        def wide(*i: Any) -> Any:
-            return x(*i).astype(self._compared)
-
-        def along(combine: Any, read: Any) -> Any:
-            k = te.reduce_axis((0, self.shape[axis]), "k")
-            return lambda *at: combine(read(*at[:axis], k, *at[axis:]), axis=k)
-
-        extreme = te.compute(out, along(te.max if self.op == "argmax" else te.min, wide), name="extreme")
-
-        def place(*i: Any) -> Any:
-            is_it = wide(*i) == extreme(*i[:axis], *i[axis + 1 :])
-            return tirx.Select(is_it, i[axis].astype("int64"), tirx.const(2**31 - 1, "int64"))
-
-        first = te.compute(out, along(te.min, place), name="first")
-        return [x, te.compute(out, lambda *at: first(*at).astype(self.index_dtype), name="Y")]
+        return arg_reduce(ArgSpec(self.shape, self._axis, self.op == "argmax", self.dtype, self.index_dtype))
 
     def reference(self, *inputs: Array) -> Array:
         find = np.argmax if self.op == "argmax" else np.argmin

@@ -14,8 +14,6 @@ from kerneldecl.arrays import Array, numpy_dtype, random_array
 from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
-from .shared.precision import accum_dtype
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary(Rule):
@@ -40,35 +38,18 @@ class Rotary(Rule):
         if self.size % 2:
             yield f"size {self.size} has no halves; write an even one"
 
-    def _stored(self, name: str, heads: Any, tokens: Any) -> tuple[Any, Any]:
-        return (tokens, heads) if name in self.interleaved else (heads, tokens)
-
     def _arg(self, name: str) -> Arg:
-        return Arg(name.upper(), (self.batch, *self._stored(name, self.heads, self.tokens), self.size), self.dtype)
+        order = (self.tokens, self.heads) if name in self.interleaved else (self.heads, self.tokens)
+        return Arg(name.upper(), (self.batch, *order, self.size), self.dtype)
 
     def signature(self) -> Signature:
         tables = (Arg(name, (self.tokens, self.size), self.dtype) for name in ("COS", "SIN"))
         return Signature((self._arg("x"), *tables), (self._arg("y"),))
 
     def lower(self) -> list[Any]:
-        from tvm import te
+        from kerneldecl.compiler.rotary import RotarySpec, rotary
 
-        accum, half = accum_dtype(self.dtype), self.size // 2
-        x, cos, sin = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
-
-        def element(b: Any, first: Any, second: Any, i: Any) -> Any:
-            h, t = self._stored("y", first, second)
-
-            def read(place: Any) -> Any:
-                return x(b, *self._stored("x", h, t), place).astype(accum)
-
-            if self.pairs:
-                turned = te.if_then_else(i % 2 == 0, -read(i + 1), read(i - 1))
-            else:
-                turned = te.if_then_else(i < half, -read(i + half), read(i - half))
-            return (read(i) * cos(t, i).astype(accum) + turned * sin(t, i).astype(accum)).astype(self.dtype)
-
-        return [*inputs, te.compute(self._arg("y").shape, element, name="Y")]
+        return rotary(RotarySpec(self.batch, self.tokens, self.heads, self.size, self.interleaved, self.pairs, self.dtype))
 
     def reference(self, *inputs: Array) -> Array:
         x, cos, sin = (array.astype(np.float64) for array in inputs)

@@ -17,6 +17,11 @@ MAX_SMEM_BYTES = 96 * 1024
 """Shared memory of a thread block at most, so that two of them fit an SM."""
 
 
+LIST_THREADS = 1024
+"""Threads of a block that lists updates."""
+MAX_THREAD_ROWS = 8
+
+
 class ScatterSizes(NamedTuple):
     """Sizes of rows added at indices."""
 
@@ -59,6 +64,53 @@ class GpuScatterParams(NamedTuple):
 
     def blocks(self, sizes: ScatterSizes) -> int:
         return -(-sizes.rows // self.tile_rows) * -(-sizes.columns // (self.lanes * self.width))
+
+
+class GpuScatterRowsParams(NamedTuple):
+    """The parameters of `gpu_scatter_rows`."""
+
+    threads: int
+    lanes: int
+    """Threads beside one another along columns."""
+    width: int
+    """Elements of one access."""
+    rows: int
+    """Rows of a thread."""
+    part_rows: int
+    """Rows whose updates one thread block lists."""
+
+    @property
+    def list_threads(self) -> int:
+        """Return the threads of a block that lists updates."""
+        return LIST_THREADS
+
+    @property
+    def list_words(self) -> int:
+        """Return its shared memory in words: where lists go on, what it has found, and counts of warps."""
+        return self.part_rows + 2 * self.list_threads + 2 * WARP_LANES
+
+    def in_flight(self, sizes: ScatterSizes) -> int:
+        """Return the updates that a thread loads at once where there are many: 128 bytes, at most 32 of them."""
+        return min(32, max(4, 128 // (self.width * dtype_bytes(sizes.dtype))))
+
+    def fits(self, sizes: ScatterSizes, gpu: Gpu) -> bool:
+        """Say whether kernels with these parameters can be built."""
+        return (
+            takes(sizes)
+            and min(self) >= 1
+            and max(self.threads, self.list_threads) <= gpu.max_threads_per_block
+            and self.threads % WARP_LANES == 0
+            and self.threads % self.lanes == 0
+            and self.rows <= MAX_THREAD_ROWS
+            and self.list_words * 4 <= gpu.smem_per_block_bytes
+            and math.gcd(sizes.columns, VECTOR_BYTES // dtype_bytes(sizes.dtype)) % self.width == 0
+        )
+
+    def blocks(self, sizes: ScatterSizes) -> int:
+        return -(-sizes.rows // (self.threads // self.lanes * self.rows)) * -(-sizes.columns // (self.lanes * self.width))
+
+    def parts(self, sizes: ScatterSizes) -> int:
+        return -(-sizes.rows // self.part_rows)
 
 
 def sum_bytes(sizes: ScatterSizes) -> int:

@@ -18,6 +18,7 @@ from kerneldecl.policies import (
     gpu_matmul_packed,
     gpu_matmul_tc,
     wgmma_conv2d,
+    wgmma_conv2d_transpose,
     wgmma_matmul,
     wgmma_matmul_quantized,
     wgmma_window,
@@ -25,7 +26,7 @@ from kerneldecl.policies import (
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.hopper.operands import are_tma_loadable
 
-ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
+ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_conv2d_transpose, wgmma_window, gpu_matmul_tc)
 TEMPLATES = tuple(name for policy in (*ON_TENSOR_CORES, gpu_gemv) for name in policy.TEMPLATES)
 AUTO = {"cuda": 10}
 HAS_TRACES = False
@@ -92,7 +93,12 @@ def _with_least_secs(proposals: Iterator[Proposal]) -> tuple[float, Iterator[Pro
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
-    return wgmma_matmul.why_not(space, arch) and wgmma_conv2d.why_not(space, arch) and gpu_matmul_tc.why_not(space, arch)
+    return (
+        wgmma_matmul.why_not(space, arch)
+        and wgmma_conv2d.why_not(space, arch)
+        and wgmma_conv2d_transpose.why_not(space, arch)
+        and gpu_matmul_tc.why_not(space, arch)
+    )
 
 
 def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:

@@ -14,14 +14,14 @@ Returns a custom kernel, a PrimFunc without a trace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import IRModule, tirx
-from tvm.ir import Call, TensorLoad, Var
+from tvm.ir import Call, Var
 from tvm.s_tir import Schedule
 from tvm.sym import Analyzer
-from tvm.tirx import Add, BufferStore, Cast, Mul
+from tvm.tirx import BufferStore
 from tvm_ffi import structural
 
 from kerneldecl.analysis.cpu_params import CpuPhasedConvParams
@@ -31,9 +31,7 @@ from kerneldecl.templates.cpu.gemm import vector_lanes
 from kerneldecl.templates.cpu.phased_conv_kernel import PhasedConv, Side, build
 from kerneldecl.templates.cpu.splice import Element
 from kerneldecl.templates.shared.contraction import merge, only_reduction
-
-NAXES = 9
-"""Axes of the convolution of all phases: image, row, column, phase down and along, output channel; tap's row and column, input channel."""
+from kerneldecl.templates.shared.transposed_conv import NAXES, are_equal, bound_axes, following_blocks, phase_operands, phase_results
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
@@ -53,30 +51,29 @@ def read(sch: Schedule, block: Any) -> PhasedConv | None:
 
     What comes before is inlined into what the block reads, and what follows into the function's last block.
     """
-    following = _following(sch, block)
+    following = following_blocks(sch, block)
     if not following or any(is_reduction(sch.get(each)) for each in following) or not _inlined_before(sch, block):
         return None
     last = sch.get(merge(sch, following))
     phases = sch.get(block)
     extents = [int(axis.dom.extent) for axis in phases.iter_vars]
     images, _, _, stride, _, f, *_ = extents
-    operands = _operands(phases, stride)
+    operands = phase_operands(phases, stride)
     args = tuple(sch.mod["main"].params)
     if operands is None or not isinstance(last.body, BufferStore) or not last.body.buffer.same_as(args[-1]):
         return None
     pixels, weights = operands
     pixel, weight = _element(sch, block, pixels), _element(sch, block, weights)
-    found = _results(last, phases.writes[0].source, stride)
+    found = phase_results(last, phases.writes[0].source, stride)
     if pixel is None or weight is None or found is None:
         return None
-    result, place, offsets, results = found
     taps = _taps(weight, weights)
     unpadded = weight.value.args[1] if isinstance(weight.value, Call) else weight.value
     return PhasedConv(
         args=args,
         images=images,
-        rows=_side(results[0], taps[0], offsets[0], stride),
-        columns=_side(results[1], taps[1], offsets[1], stride),
+        rows=_side(found.extents[0], taps[0], found.offsets[0], stride),
+        columns=_side(found.extents[1], taps[1], found.offsets[1], stride),
         stride=stride,
         channels=extents[-1],
         f=f,
@@ -85,20 +82,14 @@ def read(sch: Schedule, block: Any) -> PhasedConv | None:
         pixel=pixel,
         weight=Element(weight.axes, unpadded),
         sums=phases.writes[0].source,
-        result=result,
-        place=place,
+        result=Element(found.axes, found.value),
+        place=found.place,
     )
 
 
 def _side(results: int, taps: int, offset: int, stride: int) -> Side:
     """Return how results of a side see taps: a later tap meets an earlier pixel."""
     return Side(results, taps, offset, step=1, first=-(-taps // stride) - 1, apart=-1)
-
-
-def _following(sch: Schedule, block: Any) -> list[Any]:
-    children = list(sch.get_child_blocks(sch.get_sblock("root")))
-    position = next(at for at, child in enumerate(children) if sch.get(child).same_as(sch.get(block)))
-    return children[position + 1 :]
 
 
 def _inlined_before(sch: Schedule, block: Any) -> bool:
@@ -111,44 +102,13 @@ def _inlined_before(sch: Schedule, block: Any) -> bool:
     return True
 
 
-def _operands(block: Any, stride: int) -> tuple[Any, Any] | None:
-    """Return the buffers of pixels and of weights of a block that convolves all phases, or None for another block."""
-    image, row, column, down, along, f, r, s, c = axes = [axis.var for axis in block.iter_vars]
-    body = block.body
-    if len(block.reads) != 2 or not isinstance(body, BufferStore) or not isinstance(body.value, Add) or not isinstance(body.value.b, Mul):
-        return None
-    most = [int(axis.dom.extent) for axis in block.iter_vars[6:8]]
-    pixel, weight = (each.value if isinstance(each, Cast) else each for each in (body.value.b.a, body.value.b.b))
-    if not isinstance(pixel, TensorLoad) or not isinstance(weight, TensorLoad):
-        return None
-    wanted = (
-        (pixel.indices, (image, row + r, column + s, c)),
-        (weight.indices, (down + (most[0] - 1 - r) * stride, along + (most[1] - 1 - s) * stride, c, f)),
-        (body.indices, axes[:6]),
-    )
-    analyzer = _bound(block)
-    return (pixel.source, weight.source) if all(_equal(analyzer, *pair) for pair in wanted) else None
-
-
-def _bound(block: Any) -> Analyzer:
-    """Return an analyzer that knows the range of each axis of a block: TVM writes 0 for an axis of extent 1."""
-    analyzer = Analyzer()
-    for axis in block.iter_vars:
-        analyzer.bind(axis.var, axis.dom)
-    return analyzer
-
-
-def _equal(analyzer: Analyzer, found: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    return len(found) == len(wanted) and all(analyzer.can_prove_equal(*pair) for pair in zip(found, wanted, strict=True))
-
-
 def _element(sch: Schedule, block: Any, buffer: Any) -> Element | None:
     """Return how an element of an operand is computed from arguments."""
     for producer in sch.get_producers(block):
         made = sch.get(producer)
         if made.writes[0].source.same_as(buffer):
             axes = tuple(axis.var for axis in made.iter_vars)
-            is_whole = isinstance(made.body, BufferStore) and _equal(_bound(made), made.body.indices, axes)
+            is_whole = isinstance(made.body, BufferStore) and are_equal(bound_axes(made), made.body.indices, axes)
             return Element(axes, made.body.value) if is_whole else None
     axes = tuple(tirx.Var(f"i{at}", "int64") for at in range(len(buffer.ty.shape)))
     return Element(axes, buffer[axes])
@@ -168,24 +128,3 @@ def _taps(weight: Element, buffer: Any) -> tuple[int, int]:
 
     rows, columns = (sum(is_tap(side, at) for at in range(extent)) for side, extent in enumerate(sides))
     return rows, columns
-
-
-def _results(last: Any, phases: Any, stride: int) -> tuple[Element, tuple[Any, ...], list[int], list[int]] | None:
-    """Return an element of Y by image, row, column and channel, its place, what is added to row and column, and how many there are.
-
-    None where the last block reads the phases otherwise than a transposed convolution does.
-    """
-    loads: list[Any] = []
-    structural.structural_walk(last.body, [(TensorLoad, lambda load: loads.append(load) if load.source.same_as(phases) else None)])
-    axes, analyzer = [axis.var for axis in last.iter_vars], _bound(last)
-    if len(axes) != 4 or not loads or not _equal(analyzer, last.body.indices, axes):
-        return None
-    for order in ((0, 1, 2, 3), (0, 2, 3, 1)):
-        image, y, x, f = (axes[at] for at in order)
-        for top, left in ((top, left) for top in range(stride) for left in range(stride)):
-            down, along = y + top, x + left
-            wanted = (image, down // stride, along // stride, down % stride, along % stride, f)
-            if all(_equal(analyzer, load.indices, wanted) for load in loads):
-                extents = [int(last.iter_vars[at].dom.extent) for at in order[1:3]]
-                return Element((image, y, x, f), last.body.value), tuple(last.body.indices), [top, left], extents
-    return None

@@ -10,8 +10,8 @@ from support.gpu_kernels import Case, Checked, proposed
 pytestmark = pytest.mark.gpu
 
 POLICIES = proposed(
-    "gpu_gemv_i4", "gpu_gemv", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy", "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise",
-    "gpu_elementwise", "gpu_fallback",
+    "gpu_gemv_i4", "gpu_gemv", "gpu_arg_reduce", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy", "gpu_rowwise", "gpu_reduce",
+    "gpu_flat_elementwise", "gpu_rotary", "gpu_elementwise", "gpu_fallback",
 )  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
@@ -66,6 +66,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         for shape in [(5, 37), (300, 1408)]
     ),
     *(("rotary", {"batch": 2, "tokens": 33, "heads": 4, "size": 64, "pairs": pairs, "dtype": "float16"}) for pairs in (True, False)),
+    *(
+        ("rotary", {"batch": 2, "tokens": 33, "heads": heads, "size": 128, "dtype": d, "interleaved": order, "pairs": pairs})
+        for heads, d, order, pairs in [(8, "bfloat16", "x", False), (5, "float32", "y", True), (12, "bfloat16", "xy", False)]
+    ),
     *(("layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (40, 4096)]),
     *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),
     *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),
@@ -75,7 +79,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("gemv_i4", {"n": 40, "k": 1024, "group": group, "dtype": d}) for group in (16, 128) for d in ("bfloat16", "float32")),
     *(("batch_norm", {"shape": (3, 64, 14, 15), "axis": axis, "dtype": "float16", "activation": "relu"}) for axis in (1, -1)),
     *(("embedding", {"indices": (5, 33), "rows": 1001, "columns": c, "dtype": d}) for c in (8, 77, 1024) for d in ("float16", "float32")),
-    *(("arg_reduce", {"op": op, "shape": (9, c), "dtype": "float16"}) for op in ("argmax", "argmin") for c in (8, 333, 32000)),
+    *(("arg_reduce", {"op": op, "shape": (9, c), "dtype": "float16"}) for op in ("argmax", "argmin") for c in (8, 333, 32000, 128256)),
     *(("arg_reduce", {"op": "argmax", "shape": (3, 40, 50), "axis": 1, "dtype": d}) for d in ("bfloat16", "int8", "float32")),
     *(
         ("expression", {"expr": "where(x < y, -x / 2, max(x, silu(z)))", "shapes": ((300, 72), (72,), (300, 1)), "dtype": d})

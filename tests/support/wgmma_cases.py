@@ -318,3 +318,23 @@ GATED_GEMMS: dict[str, Case] = {
     "stream-K": ({"n": 200, "gate": "sigmoid"}, {"stream_k": 1, "pdl": 1, "block_n": 128}),
 }
 """By name: attributes of a gated GEMM, parameters of its template."""
+
+UPSAMPLING: dict[str, Any] = {"n": 2, "h": 8, "w": 8, "c": 64, "f": 64, "kh": 4, "kw": 4, "stride": 2, "padding": 1, "dtype": "float16"}
+TRANSPOSED: list[Case] = [
+    (UPSAMPLING | attrs, params)
+    for attrs, params in (
+        ({}, {}),
+        ({"kh": 2, "kw": 2, "padding": 0}, {}),
+        ({"kh": 3, "kw": 3, "extra": 1, "epilogue": ("bias", "add", "relu")}, {"pdl": 1}),
+        ({"c": 24, "f": 72, "h": 7, "w": 5}, {}),
+        ({"f": 128, "c": 128, "epilogue": ("bias", "gelu")}, PINGPONG | {"block_n": 128}),
+        ({"kh": 3, "kw": 3, "stride": 1}, {}),
+        ({"kh": 5, "kw": 5, "stride": 3, "dtype": "bfloat16"}, {}),
+        ({"f": 32}, {"swap_ab": 1}),
+        ({"f": 128, "kh": 4, "kw": 2, "padding": 0, "n": 1}, {"block_n": 128, "cluster_m": 2}),
+        ({"c": 128, "n": 3, "out_dtype": "float32"}, {"split_k": 2}),
+        ({"c": 128, "f": 96}, {"split_k": 2, "workspace": 1, "pdl": 1}),
+        ({"kh": 6, "kw": 6, "padding": 2, "accum_dtype": "float16"}, {}),
+    )
+]
+"""Transposed convolutions, and what differs from `CONV_PARAMS`."""

@@ -58,35 +58,47 @@ class PixelBoxes:
         )
 
 
-def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int, *, is_swapped: bool) -> Epilogue:
-    """Return the epilogue of a convolution in tiles of boxes of pixels: chunks hold some of the pixels, which are a box, too."""
+def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int, *, is_swapped: bool, step: int = 1) -> Epilogue:
+    """Return the epilogue of a convolution in tiles of boxes of pixels: chunks hold some of the pixels, which are a box, too.
+
+    Boxes of a transposed convolution have pixels that lie a step apart; the batch is the phase, the place of the first one.
+    """
     filters = convolution.filters
-    extents = tuple(int(extent) for extent in convolution.out.shape)
+    extents = (*boxes.results, filters)
     width, lines = chunk_shape(boxes.pixels if is_swapped else tile_filters, is_swapped=is_swapped)
     in_pairs = filters % 2 == 0
 
-    def index(_: Any, row: Any, column: Any) -> list[Any]:
+    def in_phase(row: Any, column: Any) -> list[Any]:
         pixel, channel = (column, row) if is_swapped else (row, column)
         return [*boxes.pixel(pixel), channel]
 
+    def placed(batch: Any, pixel: Sequence[Any], channel: Any) -> list[Any]:
+        image, y, x = pixel
+        return [image, y, x, channel] if step == 1 else [image, y * step + batch // step, x * step + batch % step, channel]
+
+    def index(batch: Any, row: Any, column: Any) -> list[Any]:
+        *pixel, channel = in_phase(row, column)
+        return placed(batch, pixel, channel)
+
     def coords(batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
-        return tuple(reversed(index(batch, row, column)))
+        image, y, x, channel = in_phase(row, column)
+        return (channel, x, y, image) if step == 1 else (batch % step * filters + channel, x, batch // step, y, image)
 
     def value(total: Any, batch: Any, row: Any, column: Any, aux: Sequence[Any]) -> Any:
         return convolution.value(total, index(batch, row, column), aux)
 
     def aux(batch: Any, row: Any, column: Any) -> list[Any]:
-        *pixel, channel = index(batch, row, column)
+        *pixel, channel = in_phase(row, column)
         places = zip(pixel, boxes.results, boxes.tile, strict=True)
         within = [tirx.min(at, extent - 1) if extent % side else at for at, extent, side in places]
         # Pairs stay pairs.
         last = filters - 2 + channel % 2 if in_pairs else filters - 1
-        return convolution.aux([*within, tirx.min(channel, last) if filters % tile_filters else channel])
+        return convolution.aux(placed(batch, within, tirx.min(channel, last) if filters % tile_filters else channel))
 
     def inside(row: Any, column: Any) -> Any:
-        return tirx.all(*(at < extent for at, extent in zip(index(0, row, column), extents, strict=True)))
+        return tirx.all(*(at < extent for at, extent in zip(in_phase(row, column), extents, strict=True)))
 
-    store_map = _store_map(convolution, (width, *reversed(boxes.part(lines))))
+    store_map = _store_map(convolution, (width, *reversed(boxes.part(lines))), step)
     place = [tirx.Var(name, "int32") for name in ("image", "row", "column", "filter")]
     return Epilogue(
         dtype=str(convolution.out.dtype),
@@ -105,20 +117,22 @@ def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int
     )
 
 
-def _store_map(convolution: Convolution, box: tuple[int, ...]) -> TensorMap | None:
-    """Return the tensor map by which TMA stores boxes of filters, columns, rows and images, None where it cannot."""
+def _store_map(convolution: Convolution, box: tuple[int, ...], step: int) -> TensorMap | None:
+    """Return the tensor map by which TMA stores boxes of filters, columns, rows and images, None where it cannot.
+
+    Pixels that lie a step apart are those of one dimension: the columns between are filters beyond the last one, the rows a dimension.
+    """
     out, filters = convolution.out, convolution.filters
     dtype = str(out.dtype)
     images, height, width, _ = (int(extent) for extent in out.shape)
     pitch = filters * dtype_bytes(dtype)
-    if dtype not in SMEM_DTYPES or pitch % TMA_ALIGN_BYTES:
+    # A box of a phase must not reach into the next one's filters.
+    if dtype not in SMEM_DTYPES or pitch % TMA_ALIGN_BYTES or (step > 1 and filters % box[0]):
         return None
-    return TensorMap(
-        buffer=out,
-        dtype=dtype,
-        dims=(filters, width, height, images),
-        strides_bytes=(pitch, width * pitch, height * width * pitch),
-        box=box,
-        swizzle=SWIZZLES[box[0] * 2],
-        promotion=0,
-    )
+    row = width * pitch
+    dims: tuple[int, ...] = (filters, width, height, images)
+    strides: tuple[int, ...] = (pitch, row, height * row)
+    if step > 1:
+        dims = (step * filters, width // step, step, height // step, images)
+        strides, box = (step * pitch, row, step * row, height * row), (box[0], box[1], 1, *box[2:])
+    return TensorMap(buffer=out, dtype=dtype, dims=dims, strides_bytes=strides, box=box, swizzle=SWIZZLES[box[0] * 2], promotion=0)

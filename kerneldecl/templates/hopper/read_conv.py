@@ -170,7 +170,7 @@ def read(sch: Schedule, fused: FusedReduction, producers: Sequence[Any], operand
         columns=windows[1],
         accum_dtype=operands.accum_dtype,
         groups=found.groups,
-        **_epilogue(found.stored, None if last is None else block.body.buffer, fresh),
+        **epilogue_functions(found.stored, None if last is None else block.body.buffer, fresh),
     )
 
 
@@ -220,7 +220,7 @@ def _split_groups(axes: _Axes, image: Any, out: Sequence[Any]) -> tuple[int, lis
     return 1, list(image.indices)
 
 
-def _epilogue(stored: Any, accum: Any, fresh: dict[Any, Any]) -> dict[str, Any]:
+def epilogue_functions(stored: Any, accum: Any, fresh: dict[Any, Any]) -> dict[str, Any]:
     """Return a convolution's functions of a result's indices; `accum` is the buffer that the epilogue reads accumulators from, or None."""
     end = with_fast_activations(stored.value, str(stored.buffer.dtype))
     loads = [] if accum is None else loads_of(end, accum)

@@ -353,7 +353,7 @@ def test_a_workspace_policy_that_names_its_place_is_asked_by_auto(write_files: W
 def test_every_standard_policy_names_its_place_or_is_asked_by_name_alone() -> None:
     asked = {*standard_order("cpu"), *standard_order("cuda")}
     by_name = {"auto", "default", "traced"}
-    by_name |= {"wgmma_conv2d", "wgmma_matmul", "wgmma_window"}  # gpu_matmul asks them
+    by_name |= {"wgmma_conv2d", "wgmma_conv2d_transpose", "wgmma_matmul", "wgmma_window"}  # gpu_matmul asks them
     by_name |= {"gpu_matmul_packed", "wgmma_matmul_quantized"}  # gpu_matmul_quantized asks them
     names = {*plugin_names("policies", STANDARD)}
     tuners = {name for name in names if is_tuner(STANDARD, name)}

@@ -261,6 +261,8 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_group_norm",
         "gpu_split_rows",
         "gpu_flat_elementwise",
+        "gpu_arg_reduce",
+        "gpu_rotary",
         "gpu_scan",
         "gpu_scatter_add",
         "gpu_topk",

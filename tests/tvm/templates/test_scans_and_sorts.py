@@ -23,6 +23,7 @@ from kerneldecl.model import Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.store.local import LocalStore
+from kerneldecl.templates import gpu_scatter_rows
 
 H200, HOST = load_arch(REPOSITORY, "h200"), load_arch(REPOSITORY, "host")
 KINDS = {"cumsum": "scan", "topk": "topk", "sort": "topk", "scatter_add": "scatter_add"}
@@ -68,6 +69,56 @@ def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], par
     inputs, outs = rule.inputs(np.random.default_rng(3)), rule.signature().outputs
     found = emulate(kernel["main"], *inputs, *map(poisoned, outs))[-len(outs) :]
     assert all(relative_error(got, want) <= rule.tolerance() for got, want in zip(found, wanted(rule, inputs), strict=True))
+
+
+LISTS: list[tuple[dict[str, Any], dict[str, Value]]] = [
+    ({"rows": 37, "columns": 12, "updates": 150, "dtype": "float16"}, {"width": 2, "lanes": 8}),
+    ({"rows": 3, "columns": 33, "updates": 70, "base": False}, {"width": 1, "rows": 1}),
+    ({"rows": 50, "columns": 64, "updates": 1200, "index_dtype": "int32"}, {"part_rows": 16, "rows": 4, "threads": 64}),
+    ({"rows": 5, "columns": 8, "updates": 1, "dtype": "int64"}, {"width": 2, "lanes": 4, "part_rows": 3}),
+    ({"rows": 700, "columns": 16, "updates": 3000, "dtype": "bfloat16"}, {"width": 8, "lanes": 2, "part_rows": 600, "rows": 8}),
+]
+LIST_PARAMS: dict[str, Value] = {"threads": 32, "lanes": 16, "width": 4, "rows": 2, "part_rows": 8}
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("attrs", "params"), at({0, 2}, LISTS), ids=str)
+def test_rows_with_lists_of_updates_have_right_results(attrs: dict[str, Any], params: dict[str, Value]) -> None:
+    rule = rule_of("scatter_add", **attrs)
+    kernel = gpu_scatter_rows.apply(canonical.lower(rule), LIST_PARAMS | params, H200)
+    assert kernel is not None
+    inputs, (out,) = rule.inputs(np.random.default_rng(3)), rule.signature().outputs
+    *_, got = emulate(kernel["main"], *inputs, poisoned(out))
+    assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance()
+
+
+@needs_nvcc
+def test_lists_have_the_order_of_the_updates_and_leave_out_rows_outside() -> None:
+    """Additions in float32 whose sum depends on the order, and indices that are no row."""
+    rule = rule_of("scatter_add", rows=4, columns=4, updates=300, base=False)
+    kernel = gpu_scatter_rows.apply(canonical.lower(rule), LIST_PARAMS | {"lanes": 1, "part_rows": 3}, H200)
+    random = np.random.default_rng(0)
+    indices = random.integers(-1, 5, 300)
+    updates = (random.standard_normal((300, 4)) * 10.0 ** random.integers(-4, 5, (300, 1))).astype(np.float32)
+    want = np.zeros((4, 4), np.float32)
+    for row, update in zip(indices, updates, strict=True):
+        if 0 <= row < 4:
+            want[row] += update
+    *_, got = emulate(kernel["main"], indices, updates, np.full((4, 4), np.nan, np.float32))
+    assert (got == want).all()
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 48}, {"lanes": 3}, {"width": 8}, {"rows": 9}, {"part_rows": 1 << 14}, {"rows": 0}], ids=str)
+def test_lists_with_parameters_that_do_not_fit_are_none(wrong: dict[str, Value]) -> None:
+    mod = canonical.lower(rule_of("scatter_add", rows=9, columns=12, updates=5))
+    assert gpu_scatter_rows.apply(mod, LIST_PARAMS | wrong, H200) is None
+
+
+def test_where_many_updates_may_go_to_one_row_lists_come_first() -> None:
+    space = iter_space(canonical.lower(rule_of("scatter_add", rows=32000, columns=1024, updates=8192)))
+    proposals = policy_of("gpu", "scatter_add").propose(space, H200, 8)
+    assert proposals[0].candidate.template == "gpu_scatter_rows"
+    assert {proposal.candidate.template for proposal in proposals} == {"gpu_scatter_rows", "gpu_scatter_add"}
 
 
 @needs_nvcc
@@ -148,6 +199,7 @@ def test_parameters_that_do_not_fit_are_none(name: str, attrs: dict[str, Any], w
 def test_the_first_candidate_compiles_and_does_not_spill(name: str, attrs: dict[str, Any], gpu: str, tmp_path: Path) -> None:
     arch, mod = load_arch(REPOSITORY, gpu), canonical.lower(rule_of(name, **attrs))
     first, *_ = policy_of("gpu", name).propose(iter_space(mod), arch, 20)
-    kernel = template_of("gpu", name).apply(mod, dict(first.candidate.params), arch)
+    template = importlib.import_module(f"kerneldecl.templates.{first.candidate.template}")
+    kernel = template.apply(mod, dict(first.candidate.params), arch)
     launches = cuda.compile_cuda_object(kernel, arch, "kernel", LocalStore(tmp_path)).launches
     assert not any(launch.usage.spill_bytes + launch.usage.stack_bytes for launch in launches)

@@ -1,0 +1,156 @@
+"""Owns the CUDA text of the places of extreme elements of rows: threads keep the extreme of whole vectors, and one is looked into at last.
+
+Knows nothing of how parameters are chosen.
+
+A vector becomes a key of 64 bits: a word in the order of its extreme element, and below it the vector's place, counted down. So the largest
+key is the first vector that has the row's extreme. NaN is the extreme, as in torch and NumPy.
+"""
+
+from __future__ import annotations
+
+from kerneldecl.analysis.arg_reduce import ArgReduceParams
+from kerneldecl.compiler.arg_reduce import ArgSpec
+from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
+
+_CONSTANTS = """
+constexpr int T = {threads}, W = {width}, U = {unroll}, PARTS = {parts}, ROWS = {rows}, COLUMNS = {columns};
+constexpr int VECTORS = COLUMNS / W, PART = (VECTORS + PARTS - 1) / PARTS;
+constexpr bool LARGEST = {largest};
+using Item = {item};
+using Sum = {sum};
+using Index = {index};
+using Access = {access};  // W neighbouring elements
+using Key = uint64_t;
+"""
+
+_FLOAT_WORD = """
+__device__ __forceinline__ bool is_nan(float x) { return x != x; }
+// A word that is larger where the element is preferred; -0 equals 0.
+__device__ __forceinline__ unsigned word(float x) {
+  unsigned bits = x == 0.0f ? 0u : __float_as_uint(x);
+  unsigned ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return is_nan(x) ? 0xffffffffu : LARGEST ? ordered : ~ordered;
+}
+__device__ __forceinline__ float better(float a, float b) { return LARGEST ? fmaxf(a, b) : fminf(a, b); }
+"""
+_INTEGER_WORD = """
+__device__ __forceinline__ bool is_nan(int) { return false; }
+__device__ __forceinline__ unsigned word(int x) {
+  unsigned ordered = (unsigned)x ^ 0x80000000u;
+  return LARGEST ? ordered : ~ordered;
+}
+__device__ __forceinline__ int better(int a, int b) { return LARGEST ? max(a, b) : min(a, b); }
+"""
+
+_WORK = """
+__device__ __forceinline__ Sum at(const Access& held, int w) { return wide(reinterpret_cast<const Item*>(&held)[w]); }
+__device__ __forceinline__ Key key_of(unsigned word, int vector) { return (Key)word << 32 | (unsigned)~vector; }
+__device__ __forceinline__ Key largest_of_warp(Key key) {
+  #pragma unroll
+  for (int by = 16; by; by /= 2) {
+    unsigned high = __shfl_xor_sync(0xffffffffu, (unsigned)(key >> 32), by), low = __shfl_xor_sync(0xffffffffu, (unsigned)key, by);
+    Key other = (Key)high << 32 | low;
+    key = other > key ? other : key;
+  }
+  return key;
+}
+// The largest key of some vectors of a row; thread 0 has it.
+__device__ __forceinline__ Key key_of_part(const Access* __restrict__ row, Key* keys, int begin, int end, int thread) {
+  Sum best = Sum(0);
+  int place = -1, not_a_number = -1;
+  for (int base = begin; base < end; base += T * U) {
+    Access held[U];
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+      int vector = base + u * T + thread;
+      if (vector < end) held[u] = row[vector];
+    }
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+      int vector = base + u * T + thread;
+      if (vector >= end) break;
+      Sum own = at(held[u], 0);
+      bool has = is_nan(own);
+      #pragma unroll
+      for (int w = 1; w < W; w++) {
+        Sum x = at(held[u], w);
+        has |= is_nan(x);
+        own = better(own, x);
+      }
+      // Comparisons with what is no number are false, and such a vector comes before all others anyway.
+      bool is_better = place < 0 || (LARGEST ? own > best : own < best);
+      if (has && not_a_number < 0) not_a_number = vector;
+      if (is_better && !has) best = own, place = vector;
+    }
+  }
+  Key key = not_a_number >= 0 ? key_of(0xffffffffu, not_a_number) : place >= 0 ? key_of(word(best), place) : 0;
+  key = largest_of_warp(key);
+  if (T == 32) return key;
+  if (thread % 32 == 0) keys[thread / 32] = key;
+  __syncthreads();
+  if (thread < 32) key = largest_of_warp(thread < T / 32 ? keys[thread] : 0);
+  return key;
+}
+// The first element of the vector that the key names which is preferred to all others there.
+__device__ __forceinline__ Index place_of(const Access* row, Key key) {
+  int vector = (int)~(unsigned)key, found = 0;
+  Access held = row[vector];
+  unsigned best = word(at(held, 0));
+  #pragma unroll
+  for (int w = 1; w < W; w++) {
+    unsigned own = word(at(held, w));
+    if (own > best) best = own, found = w;
+  }
+  return (Index)(vector * W + found);
+}
+// Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
+template <class X>
+__device__ __forceinline__ void place_whole(const X* x, Index* y, Key* keys, int block, int thread) {
+  auto* row = reinterpret_cast<const Access*>(x) + (long long)block * VECTORS;
+  Key key = key_of_part(row, keys, 0, VECTORS, thread);
+  if (thread == 0) y[block] = place_of(row, key);
+}
+template <class X, class K>
+__device__ __forceinline__ void key_parts(const X* x, K* found, Key* keys, int block, int thread) {
+  auto* row = reinterpret_cast<const Access*>(x) + (long long)(block / PARTS) * VECTORS;
+  int begin = block % PARTS * PART;
+  Key key = key_of_part(row, keys, begin, min(begin + PART, VECTORS), thread);
+  if (thread == 0) reinterpret_cast<Key*>(found)[block] = key;
+}
+// A warp for each row.
+template <class X, class K>
+__device__ __forceinline__ void place_parts(const X* x, const K* found, Index* y, int block, int thread) {
+  auto* row = reinterpret_cast<const Access*>(x) + (long long)block * VECTORS;
+  Key key = 0;
+  for (int part = thread; part < PARTS; part += 32) {
+    Key other = reinterpret_cast<const Key*>(found)[block * PARTS + part];
+    key = other > key ? other : key;
+  }
+  key = largest_of_warp(key);
+  if (thread == 0) y[block] = place_of(row, key);
+}
+"""
+
+
+def arg_source(spec: ArgSpec, params: ArgReduceParams) -> str:
+    """Return the text of the kernels' work: `place_whole` of whole rows; `key_parts` and `place_parts` of rows in parts."""
+    is_float = spec.compared == "float32"
+    accum = "float32" if is_float else "int32"
+    values = {
+        "threads": params.threads,
+        "width": params.width,
+        "unroll": params.unroll,
+        "parts": params.parts,
+        "rows": spec.sizes.rows,
+        "columns": spec.sizes.columns,
+        "largest": str(spec.is_largest).lower(),
+        "item": cuda_type(spec.dtype),
+        "sum": cuda_type(accum),
+        "index": cuda_type(spec.index_dtype),
+        "access": access_type(params.width * dtype_bytes(spec.dtype)),
+    }
+    text = _CONSTANTS + widened(spec.dtype, accum) + (_FLOAT_WORD if is_float else _INTEGER_WORD) + _WORK
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", str(value))
+    return text
