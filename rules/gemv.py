@@ -15,7 +15,7 @@ from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from .shared.epilogue import Epilogue
-from .shared.precision import AccumDtype, OperandDtype, accum_dtype, accum_problems, accum_tolerance, out_dtype
+from .shared.precision import AccumDtype, OperandDtype, accum_dtype, accum_problems, accum_tolerance, largest_summand, out_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,9 @@ class Gemv(Rule):
     def inputs(self, rng: np.random.Generator) -> list[Array]:
         w, x = self.signature().inputs
         return [random_array(rng, w, 1 / math.sqrt(self.k)), random_array(rng, x)]
+
+    def largest_input(self) -> float:
+        return largest_summand(self._accum, self.k)
 
     def tolerance(self) -> float:
         return accum_tolerance(self._out.dtype, self._accum, self.k)

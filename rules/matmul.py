@@ -22,6 +22,7 @@ from .shared.precision import (
     accum_problems,
     accum_tolerance,
     as_tfloat32,
+    largest_summand,
     out_dtype,
     reference_dtype,
 )
@@ -140,6 +141,9 @@ class Matmul(Rule):
 
     def _rows_axis(self, name: str) -> int:
         return -3 if name in self.interleaved else -2
+
+    def largest_input(self) -> float:
+        return largest_summand(self._accum, self.k)
 
     def tolerance(self) -> float:
         return accum_tolerance(self._epilogue.out.dtype, self._accum, self.k, self.precision or self.dtype)

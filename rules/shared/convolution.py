@@ -17,7 +17,7 @@ from kerneldecl.model import dtype_bytes
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
 from .epilogue import Epilogue, Step
-from .precision import AccumDtype, OperandDtype, accum_dtype, accum_problems, accum_tolerance, out_dtype, reference_dtype
+from .precision import AccumDtype, OperandDtype, accum_dtype, accum_problems, accum_tolerance, largest_summand, out_dtype, reference_dtype
 
 SIDE_NAMES = {1: ("columns",), 2: ("rows", "columns"), 3: ("planes", "rows", "columns")}
 TAP_NAMES = {1: ("s",), 2: ("r", "s"), 3: ("q", "r", "s")}
@@ -254,6 +254,9 @@ class ConvolutionRule(Rule):
         x, w, *_ = self.signature().inputs
         weights = random_array(rng, w, 1 / math.sqrt(self._terms))
         return [random_array(rng, x), weights, *self._epilogue.inputs(rng, self._terms, self.dtype)]
+
+    def largest_input(self) -> float:
+        return largest_summand(self._accum, self.c)
 
     def tolerance(self) -> float:
         return accum_tolerance(self._epilogue.out.dtype, self._accum, self._terms, self.dtype)

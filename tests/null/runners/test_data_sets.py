@@ -13,7 +13,8 @@ import pytest
 from ml_dtypes import finfo
 from support.repository import REPOSITORY
 
-from kerneldecl.arrays import PERIOD, distinct, numpy_dtype, repeated
+from kerneldecl.arrays import PERIOD, distinct, finite_rms, numpy_dtype, relative_error, repeated
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners.reference_data import DataSet, ReferenceData, make_reference_data
 from kerneldecl.runners.special_values import in_range, large, small, sprinkled
 from kerneldecl.signature import Signature
@@ -211,3 +212,19 @@ def test_rows_of_each_set_are_judged_by_their_own_size_where_that_is_larger() ->
     np.testing.assert_allclose(first, [np.sqrt(12.5), 2.0])
     np.testing.assert_allclose(last, [100 * np.sqrt(12.5), 100 * np.sqrt(0.125)])
     assert [scales[0].tolist() for scales in dataclasses.replace(data, rows_vary=False).all_scales([2.0])] == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize("at_once", [16, 64], ids=["mma.sync", "tiles"])
+def test_float16_accumulators_of_a_long_reduction_are_within_the_tolerance(at_once: int) -> None:
+    """All tilings of a GEMM of 3262 x 1240 x 7336 with float16 accumulators were once refused, since huge numbers met in one column."""
+    attrs = {"m": 2048, "n": 8, "k": 7336, "layout": "tt", "dtype": "float16", "accum_dtype": "float16"}
+    data = make_reference_data({"root": str(REPOSITORY), "rule": "matmul", "attrs": attrs, "seed": 1})
+    tolerance = load_rule(REPOSITORY, "matmul").of(REPOSITORY, attrs).tolerance()
+    scale = np.array([finite_rms(data.expected[0])])
+    for each in data.sets:
+        a, b = (array.astype(np.float32) for array in each.inputs)
+        total = np.zeros((2048, 8), np.float16)
+        with np.errstate(all="ignore"):
+            for k in range(0, 7336, at_once):
+                total = (total + a[k : k + at_once].T @ b[:, k : k + at_once].T).astype(np.float16)
+        assert relative_error(total, each.expected[0], scale, any_for_nan=each.any_for_nan) <= tolerance / 2, each.where
