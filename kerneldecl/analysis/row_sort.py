@@ -17,6 +17,8 @@ ENTRY_BYTES = 8
 """Bytes of an element that is sorted: 32 bits of its order, 32 of its place."""
 MAX_ENTRIES = 1 << 14
 """Elements that a thread block sorts at most: 128 KiB of shared memory."""
+MAX_ITEMS = 32
+"""Elements that a thread keeps in registers at most."""
 MAX_OFFSET = 2**31
 
 
@@ -64,6 +66,38 @@ class GpuTopParams(NamedTuple):
             and sizes.entry_count <= self.entries <= MAX_ENTRIES
             and self.kept in {0, 1}
             and self.smem_bytes(sizes) <= gpu.smem_per_block_optin_bytes
+        )
+
+
+class GpuSortParams(NamedTuple):
+    """The parameters of `gpu_sort`."""
+
+    threads: int
+    items: int
+    """Elements of a thread."""
+
+    @property
+    def entries(self) -> int:
+        return self.threads * self.items
+
+    @property
+    def smem_entries(self) -> int:
+        """Return the entries for which a thread block has shared memory: rows of a thread's entries begin in different banks."""
+        return self.threads * (self.items + 1)
+
+    def entry_bytes(self, sizes: TopSizes) -> int:
+        """Return the bytes of an element that is sorted: half for its order, half for its place."""
+        return 4 if dtype_bytes(sizes.dtype) <= 2 else ENTRY_BYTES
+
+    def fits(self, sizes: TopSizes, gpu: Gpu) -> bool:
+        """Say whether a kernel with these parameters can be built, and has room for a row."""
+        return (
+            takes(sizes)
+            and all(each > 0 and each & (each - 1) == 0 for each in self)
+            and WARP_LANES <= self.threads <= gpu.max_threads_per_block
+            and self.items <= MAX_ITEMS
+            and sizes.extent <= self.entries <= MAX_ENTRIES
+            and self.smem_entries * self.entry_bytes(sizes) <= gpu.smem_per_block_optin_bytes
         )
 
 
