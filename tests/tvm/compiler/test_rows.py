@@ -104,11 +104,12 @@ def test_a_cpu_kernel_of_any_rows_is_right_at_every_number(rule: str, attrs: dic
         {"swap_ab": 1, "block_n": 16},
         {"swap_ab": 0, "block_n": 32, "raster_group": 2},
         {"swap_ab": 1, "block_n": 24, "cluster_n": 2},
+        {"swap_ab": 1, "block_n": 24, "split_k": 2},
     ],
     ids=str,
 )
 def test_a_hopper_kernel_of_any_rows_is_right_at_numbers_that_it_was_not_made_of(params: dict[str, int]) -> None:
-    attrs = {**GEMM, "dtype": "float16", "epilogue": ("bias",)}
+    attrs = {**GEMM, "k": 192, "dtype": "float16", "epilogue": ("bias",)}
     fixed = {**HOPPER, "block_m": 64, "split_k": 1, "stages": 2, "stream_k": 0}
     candidate = Candidate.of("wgmma_matmul", {**fixed, **params})
     made = general("matmul", attrs, candidate, load_arch(STANDARD, "h200"), tuned=100)
