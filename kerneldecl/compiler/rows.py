@@ -214,7 +214,9 @@ def solved(places: Sequence[tuple[int, int]], values: Sequence[int]) -> Formula 
 def _function(size: _Size, formulas: Sequence[Formula], unit: int) -> tvm.IRModule:
     """Return a size's function with formulas of its rows, a variable of its arguments' shapes, in place of its integers."""
     rows = tirx.Var("rows", _index_dtype(size.func))
-    units = tirx.floordiv(rows + (unit - 1), unit) if unit > 1 else rows
+    # At least one row: divisors of unknown sign take comparisons in each kernel.
+    least = tirx.Max(rows, tirx.IntImm(rows.ty.dtype, 1))
+    units = tirx.floordiv(least + (unit - 1), unit) if unit > 1 else rows
     remaining = iter(formulas)
 
     def placed(value: Any) -> Any:
