@@ -25,7 +25,7 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
-from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, rows_of, unit_of, varying_extents, with_upto
+from kerneldecl.compiler.rows import MANY_SMS, ONE_ROW, TRACE, for_any_rows, rows_of, unit_of, varying_extents, with_upto
 from kerneldecl.compiler.rule_numbers import rule_numbers
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
@@ -186,11 +186,14 @@ def _for_any_rows(spec: Spec, candidate: Candidate, arch: Arch) -> cpu.Scheduled
     if candidate.template in {SPECIALIZE, TRACE}:
         return None
 
-    def applied(count: int) -> tvm.IRModule | None:
-        found = cpu.apply_candidate(Path(spec["root"]), _at_rows(spec, count), candidate, arch)
+    def applied(on: Arch, count: int) -> tvm.IRModule | None:
+        found = cpu.apply_candidate(Path(spec["root"]), _at_rows(spec, count), candidate, on)
         return None if found is None else found.mod
 
-    general = for_any_rows(applied, rows_of(spec), unit_of(dict(candidate.params)))
+    rows, unlimited = Rows.from_json(spec["rows"]), None
+    if arch.gpu is not None and (rows_of(spec) < rows.tuned[-1] or rows.upto == rows.tuned[-1]):  # else it takes many waves, too
+        unlimited = functools.partial(applied, dataclasses.replace(arch, gpu=dataclasses.replace(arch.gpu, sm_count=MANY_SMS)))
+    general = for_any_rows(functools.partial(applied, arch), rows_of(spec), unit_of(dict(candidate.params)), unlimited)
     return None if general is None else cpu.ScheduledModule(with_upto(general, spec["rows"]["upto"]), None)
 
 

@@ -29,8 +29,14 @@ TRACE = "trace"
 """The template that replays a recorded schedule, of one number of rows."""
 SIZES = 5
 """Sizes that a function is made of: three determine a formula, the others confirm it."""
+MANY_SMS = 2**20
+"""SMs of a GPU on which all blocks of a kernel run at once."""
 FAR = 1024
 """Rows of the last of these sizes at least, where nothing tells of tiles."""
+
+
+Apply = Callable[[int], tvm.IRModule | None]
+"""What a template makes of a number of rows; None where it gives nothing."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +126,30 @@ def _rows_of_attention(params: Mapping[str, Value]) -> Value | None:
     return None
 
 
-def for_any_rows(apply: Callable[[int], tvm.IRModule | None], tuned: int, unit: Unit) -> tvm.IRModule | None:
+def for_any_rows(apply: Apply, tuned: int, unit: Unit, unlimited: Apply | None = None) -> tvm.IRModule | None:
     """Return the module whose `main` takes any number of rows, None where the template gives no such function.
 
     `apply` gives the template's module for a number of rows. Sizes are odd, near the one that the parameters are tuned for: what divides
-    rows by chance is not relied on, and a kernel stays as persistent as it is there.
+    rows by chance is not relied on, and a kernel stays as persistent as it is there. `unlimited` gives what the template makes for a GPU of
+    any number of SMs: that form is taken where it is the same at the tuned number, which one wave of blocks computes then. Other sizes may
+    need more, and have another form for so many SMs.
     """
     first = -(-tuned // unit.rows)
+    if unlimited is not None and _are_same(apply, unlimited, first, unit):
+        found = _for_any_rows(unlimited, first, unit)
+        if found is not None:
+            return found
+    return _for_any_rows(apply, first, unit)
+
+
+def _are_same(apply: Apply, other: Apply, units: int, unit: Unit) -> bool:
+    """Say whether two templates give the same function for the first number of rows with so many units."""
+    rows = next((rows for rows, _ in _odd_rows(units, unit)), None)
+    one, two = (None, None) if rows is None else (apply(rows), other(rows))
+    return one is not None and two is not None and structural.structural_equal(one["main"], two["main"])
+
+
+def _for_any_rows(apply: Apply, first: int, unit: Unit) -> tvm.IRModule | None:
     for start in dict.fromkeys((first, max(first, 2), max(2, first - SIZES - 1))):
         found = list(_sizes(apply, start, unit))
         if len(found) == SIZES and (formulas := _formulas(found)) is not None:
@@ -214,7 +237,9 @@ def solved(places: Sequence[tuple[int, int]], values: Sequence[int]) -> Formula 
 def _function(size: _Size, formulas: Sequence[Formula], unit: int) -> tvm.IRModule:
     """Return a size's function with formulas of its rows, a variable of its arguments' shapes, in place of its integers."""
     rows = tirx.Var("rows", _index_dtype(size.func))
-    units = tirx.floordiv(rows + (unit - 1), unit) if unit > 1 else rows
+    # At least one row: divisors of unknown sign take comparisons in each kernel.
+    least = tirx.Max(rows, tirx.IntImm(rows.ty.dtype, 1))
+    units = tirx.floordiv(least + (unit - 1), unit) if unit > 1 else rows
     remaining = iter(formulas)
 
     def placed(value: Any) -> Any:

@@ -28,8 +28,8 @@ def send_partials(kernel, acc, partials, rank, thread):
 
 
 @T.inline
-def store_total(kernel, total, place, at, lanes):
-    """Have a thread store the results of neighbouring accumulators, of which `place` is the first."""
+def store_total(kernel, total, place, at, lanes, is_whole=False):
+    """Have a thread store the results of neighbouring accumulators, of which `place` is the first; of a whole tile all are results."""
     epilogue, accum = T.meta_var((kernel.epilogue, kernel.accum))
     batch, row, column = meta_vars(at)
     warp, lane = meta_vars(lanes)
@@ -37,13 +37,13 @@ def store_total(kernel, total, place, at, lanes):
         element = T.meta_var(place + v)
         x = T.meta_var(row + element // accum.per_mma_tile * MMA_TILE_ROWS + warp * 16 + element % 4 // 2 * 8 + lane // 4)
         y = T.meta_var(column + element % accum.per_mma_tile // 4 * 8 + (lane % 4) * 2 + element % 2)
-        if epilogue.inside(x, y):
+        if is_whole or epilogue.inside(x, y):
             epilogue.buffer[tuple(epilogue.index(batch, x, y))] = epilogue.element(T.cast(total[v], accum.dtype), batch, x, y)
 
 
 @T.inline
-def reduce_partials(kernel, partials, rank, thread, at, lanes):
-    """Have a thread add up, in one order, what all CTAs of its cluster sent it, and store the results."""
+def _reduce(kernel, partials, ranks, at, lanes, is_whole):
+    rank, thread = meta_vars(ranks)
     accum = T.meta_var(kernel.accum)
     vector = T.meta_var(kernel.registers_per_store * accum.per_register)
     count = T.meta_var(kernel.split_k_share * accum.per_register)
@@ -61,4 +61,21 @@ def reduce_partials(kernel, partials, rank, thread, at, lanes):
                         total[v] = T.cast(addends[v], accum.reduce_dtype)
                     else:
                         total[v] = total[v] + T.cast(addends[v], accum.reduce_dtype)
-            store_total(kernel, total, place, at, lanes)
+            store_total(kernel, total, place, at, lanes, is_whole)
+
+
+@T.inline
+def reduce_partials(kernel, partials, rank, thread, at, lanes):
+    """Have a thread add up, in one order, what all CTAs of its cluster sent it, and store the results.
+
+    Where last rows fill no tile, each tile is looked at as a whole first: with any number of rows every result has a branch of its own.
+    """
+    _, row, column = meta_vars(at)
+    last = T.meta_var((row + kernel.params.mma_tiles * MMA_TILE_ROWS - 1, column + kernel.params.block_n - 1))
+    if kernel.a.has_tail or kernel.b.has_tail:
+        if kernel.epilogue.inside(*last):
+            _reduce(kernel, partials, (rank, thread), at, lanes, True)
+        else:
+            _reduce(kernel, partials, (rank, thread), at, lanes, False)
+    else:
+        _reduce(kernel, partials, (rank, thread), at, lanes, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tvm_ffi import structural
 
 from kerneldecl.arrays import poisoned
 from kerneldecl.compiler import canonical, cpu, cuda
-from kerneldecl.compiler.rows import ONE_ROW, Formula, for_any_rows, solved, unit_of, with_upto
+from kerneldecl.compiler.rows import MANY_SMS, ONE_ROW, Formula, for_any_rows, solved, unit_of, with_upto
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Candidate
 from kerneldecl.plugins.find import STANDARD
@@ -25,6 +26,7 @@ from kerneldecl.rule import Rule
 from kerneldecl.store.local import LocalStore
 
 HOST = detect()
+H200 = load_arch(STANDARD, "h200")
 GEMM = {"n": 96, "k": 64, "layout": "nt"}
 TILES = {"tile_n": 32, "block_n": 96, "block_k": 0, "order": "mn", "pack_m": True, "pack_n": True}
 HOPPER = {"cluster_m": 1, "cluster_n": 1, "consumers": 1, "kernel_schedule": "cooperative", "pack": 0, "pdl": 1, "raster_group": 1}
@@ -104,11 +106,12 @@ def test_a_cpu_kernel_of_any_rows_is_right_at_every_number(rule: str, attrs: dic
         {"swap_ab": 1, "block_n": 16},
         {"swap_ab": 0, "block_n": 32, "raster_group": 2},
         {"swap_ab": 1, "block_n": 24, "cluster_n": 2},
+        {"swap_ab": 1, "block_n": 24, "split_k": 2},
     ],
     ids=str,
 )
 def test_a_hopper_kernel_of_any_rows_is_right_at_numbers_that_it_was_not_made_of(params: dict[str, int]) -> None:
-    attrs = {**GEMM, "dtype": "float16", "epilogue": ("bias",)}
+    attrs = {**GEMM, "k": 192, "dtype": "float16", "epilogue": ("bias",)}
     fixed = {**HOPPER, "block_m": 64, "split_k": 1, "stages": 2, "stream_k": 0}
     candidate = Candidate.of("wgmma_matmul", {**fixed, **params})
     made = general("matmul", attrs, candidate, load_arch(STANDARD, "h200"), tuned=100)
@@ -117,6 +120,30 @@ def test_a_hopper_kernel_of_any_rows_is_right_at_numbers_that_it_was_not_made_of
         inputs = given.inputs(np.random.default_rng(rows))
         *_, out = emulate(at(made, rows), *inputs, poisoned(given.signature().outputs[0]))
         np.testing.assert_allclose(out.astype("float32"), given.reference(*inputs), rtol=2e-2, atol=2e-2, err_msg=f"{rows} rows")
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("tuned", [32, 64])
+def test_a_kernel_that_fills_the_gpu_once_is_of_any_rows(tuned: int) -> None:
+    """With more rows it would be persistent on so few SMs, and without prefetches."""
+    attrs = {**GEMM, "n": 128, "k": 192, "dtype": "float16"}
+    candidate = Candidate.of(
+        "wgmma_matmul", {**HOPPER, "block_m": 64, "block_n": 32, "split_k": 1, "stages": 10, "stream_k": 0, "swap_ab": 1, "consumers": 1}
+    )
+    few, many = (replace(H200, gpu=replace(H200.the_gpu, sm_count=count)) for count in (2 * tuned // 32, MANY_SMS))
+    of_few, of_many = (applied("matmul", attrs, candidate, arch) for arch in (few, many))
+    unit = unit_of(dict(candidate.params))
+    alone, found = for_any_rows(of_few, tuned, unit), for_any_rows(of_few, tuned, unit, of_many)
+    assert found is not None
+    assert alone is None or not structural.structural_equal(alone, found)
+    for rows in (1, tuned, tuned + 33, 200):
+        given = rule_of("matmul", attrs, rows)
+        inputs = given.inputs(np.random.default_rng(rows))
+        *_, out = emulate(at(found, rows), *inputs, poisoned(given.signature().outputs[0]))
+        np.testing.assert_allclose(out.astype("float32"), given.reference(*inputs), rtol=2e-2, atol=2e-2, err_msg=f"{rows} rows")
+    elsewhere = for_any_rows(of_few, 4 * tuned, unit, of_many)  # many waves there, too
+    assert elsewhere is None or not structural.structural_equal(elsewhere, found)
 
 
 @needs_nvcc
