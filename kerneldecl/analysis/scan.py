@@ -18,6 +18,14 @@ MAX_OFFSET = 2**31
 MAX_PARTS = 1024
 """Parts of a row whose sums one thread block adds up."""
 
+SUM_BYTES = 4
+"""Bytes of a sum that is published together with the flag that says so."""
+MAX_LOOKS = 16
+"""Earlier tiles' sums that a thread adds up at most."""
+MAX_ONCE_UNROLL = 8
+RESIDENT_THREADS = 1024
+"""Threads of an SM that scan tiles in one pass, at least."""
+
 
 class ScanSizes(NamedTuple):
     """Sizes of a cumulative sum along the middle one of three axes."""
@@ -70,6 +78,39 @@ class GpuScanParams(NamedTuple):
             and 1 <= self.unroll <= 16
             and 1 <= self.parts <= MAX_PARTS
             and (self.parts - 1) * self.part(sizes) < sizes.extent
+        )
+
+
+class GpuScanOnceParams(NamedTuple):
+    """The parameters of `gpu_scan_once`."""
+
+    threads: int
+    unroll: int
+    """Vectors of a thread."""
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """Return the thread blocks for which an SM has registers, 64 a thread: while some wait for tiles before, others load and store."""
+        return max(1, RESIDENT_THREADS // self.threads)
+
+    def tile(self, sizes: ScanSizes) -> int:
+        """Return the elements of a tile."""
+        return self.threads * math.gcd(sizes.extent, VECTOR_BYTES // dtype_bytes(sizes.dtype)) * self.unroll
+
+    def tiles(self, sizes: ScanSizes) -> int:
+        """Return the tiles of a row."""
+        return -(-sizes.extent // self.tile(sizes))
+
+    def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
+        """Say whether kernels with these parameters can be built: a sum and a flag are one word, and a thread looks at few of them."""
+        return (
+            takes(sizes)
+            and sizes.inner == 1
+            and dtype_bytes(sizes.dtype) <= SUM_BYTES
+            and self.threads % WARP_LANES == 0
+            and 0 < self.threads <= gpu.max_threads_per_block
+            and 1 <= self.unroll <= MAX_ONCE_UNROLL
+            and 1 < self.tiles(sizes) <= MAX_LOOKS * self.threads
         )
 
 

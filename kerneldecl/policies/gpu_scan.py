@@ -8,16 +8,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from kerneldecl.analysis.scan import MAX_PARTS, GpuScanParams, ScanSizes, scan_of, takes
+from kerneldecl.analysis.scan import MAX_PARTS, RESIDENT_THREADS, GpuScanOnceParams, GpuScanParams, ScanSizes, scan_of, takes
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Work, ranked
 
-TEMPLATES = ("gpu_scan",)
+TEMPLATES = ("gpu_scan", "gpu_scan_once")
 AUTO = {"cuda": 52}
 HAS_TRACES = False
 
 THREADS = (128, 256, 64, 512, 32, 1024)
 UNROLL_ROWS, UNROLL_COLUMNS = (1, 2, 4), (4, 8, 16)
+UNROLL_ONCE = (8, 4, 2)
 WAVES = (1, 2, 4)
 """Thread blocks for each SM where parts share rows."""
 OTHER_REGISTERS = 28
@@ -26,6 +28,10 @@ SUM_FLOPS = 8.0
 CAMPING_BYTES, CAMPING = 1 << 16, 4.0
 """Distance of parts from which on they are taken to meet in the same slices of L2, and how much longer that takes: parts of a long row
 256 KB to 1 MB apart took 372 to 563 us, four to six times what was predicted (H200, 2026-11-24). Not measured with other distances."""
+RIVAL_SLOWDOWN = 1.8
+"""How much slower than the best of the other template may candidates be predicted, and still be tried."""
+ONCE_ROUNDS = 4
+"""Latencies of a tile in one pass: which one it is, its elements, its sum published and seen, those of tiles a little behind. Assumed."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
 
@@ -36,7 +42,14 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     if sizes is None or not takes(sizes):
         return ()
     fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if params.fits(sizes, gpu))
-    return ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
+    parts = ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
+    tiles = (params for params in itertools.starmap(GpuScanOnceParams, itertools.product(THREADS, UNROLL_ONCE)) if params.fits(sizes, gpu))
+    once = ranked("gpu_scan_once", gpu, ((params._asdict(), _once_works(sizes, params, gpu)) for params in tiles), top_k)
+    if not once or not parts or sizes.outer > gpu.sm_count:
+        return parts
+    first, second = sorted((parts, once), key=lambda found: found[0].predicted_secs)
+    rivals = [proposal for proposal in second if proposal.predicted_secs <= RIVAL_SLOWDOWN * first[0].predicted_secs]
+    return tuple(interleaved(first, rivals))[:top_k]
 
 
 def _choices(sizes: ScanSizes, gpu: Gpu) -> Iterator[GpuScanParams]:
@@ -82,3 +95,23 @@ def _works(sizes: ScanSizes, params: GpuScanParams, gpu: Gpu) -> tuple[Work, ...
     sums = base._replace(flops=base.flops / 3, dram_bytes=nbytes, l2_bytes=base.l2_bytes / 2, rounds=max(1.0, steps / 4), serial_cycles=0.0)
     again = nbytes if nbytes > gpu.l2_bytes / 2 else 0
     return sums, base._replace(dram_bytes=nbytes + again, barriers=2)
+
+
+def _once_works(sizes: ScanSizes, params: GpuScanOnceParams, gpu: Gpu) -> tuple[Work, ...]:
+    """Return the work of clearing words, and of the tiles."""
+    element, tiles = dtype_bytes(sizes.dtype), params.tiles(sizes)
+    width = params.tile(sizes) // (params.threads * params.unroll)
+    nbytes, words = sizes.elements * element, 8.0 * sizes.outer * tiles
+    scan = Work(
+        blocks=sizes.outer * tiles,
+        threads=params.threads,
+        regs_per_thread=min(OTHER_REGISTERS + params.unroll * (-(-width * element // 4) + 2), gpu.registers_per_sm // RESIDENT_THREADS),
+        flops=sizes.elements * (SUM_FLOPS + 2 * ACCESS_FLOPS / width) * tiles * params.tile(sizes) / sizes.extent,
+        flops_per_s=gpu.simt_rate("float32"),
+        dram_bytes=2 * nbytes,
+        l2_bytes=2 * nbytes + words * tiles / 2,
+        rounds=ONCE_ROUNDS + tiles / params.threads / 4,
+        serial_cycles=3 * SCAN_CYCLES,
+        barriers=3,
+    )
+    return Work(blocks=-(-sizes.outer * tiles // 256), threads=256, dram_bytes=words), scan

@@ -13,12 +13,11 @@ from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.analysis.params import CONV_ALONE
 from kerneldecl.model import Arch, Candidate, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import wgmma_conv2d
-from kerneldecl.policies.cpu.phased_conv import source_of
-from kerneldecl.policies.cpu_conv2d_transpose import transposed_of
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, SAME_TILE
 from kerneldecl.policies.hopper.operands import first_reason, has_residual
 from kerneldecl.policies.hopper.ranking import in_turns
+from kerneldecl.policies.shared.transposed_conv import source_of, transposed_of
 from kerneldecl.policies.wgmma_conv2d import Convolution, Problem, Tiling
 
 TEMPLATES = ("wgmma_conv2d_transpose",)
@@ -60,10 +59,9 @@ def _problem_of(space: IterSpace, arch: Arch) -> Problem | str:
     conv = transposed_of(space)
     if conv is None:
         return "it is not a transposed convolution"
-    block = next(each for each in space.blocks if each.is_reduction)
-    pixels, filters = (source_of(space, each) for each in block.reads)
+    pixels, filters, padded = source_of(space, conv.block.reads[0]), conv.filters, conv.block.reads[0]
     out, phases = space.blocks[-1].writes[0], conv.stride**2
-    is_last = filters.shape[2:] == (conv.channels, conv.f) and pixels.shape[3] == conv.channels == block.reads[0].shape[3]
+    is_last = filters.shape[2:] == (conv.channels, conv.f) and pixels.shape[3] == conv.channels == padded.shape[3]
     is_even = out.shape == (conv.images, conv.rows * conv.stride, conv.columns * conv.stride, conv.f)
     dtype = gemm.a.dtype
     reasons = (
@@ -74,8 +72,7 @@ def _problem_of(space: IterSpace, arch: Arch) -> Problem | str:
     )
     if reason := first_reason(gemm, arch.the_gpu, reasons):
         return reason
-    taps = block.axes[-3].extent * block.axes[-2].extent
-    all_phases = Convolution((conv.images * phases, conv.rows, conv.columns), (1, 1), taps, conv.channels)
+    all_phases = Convolution((conv.images * phases, conv.rows, conv.columns), (1, 1), conv.phase_taps, conv.channels)
     batch, m, n, k = gemm.extents
     return Problem(all_phases, replace(gemm, extents=(batch, m * phases, n // phases, k)), out.dtype, arch.the_gpu, has_residual(space))
 

@@ -44,6 +44,6 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     tiles = -(-spec.queries // chosen.block_m) * spec.batch * spec.heads
     smem = ("float32", chosen.smem_floats(spec.head_dim, spec.value_dim))
     names = tuple(name for name, _, _ in spec.arguments)
-    kernel = CudaKernel(FUNCTION, names, tiles, chosen.threads, smem, min_blocks=1)
+    kernel = CudaKernel(FUNCTION, names, tiles, chosen.threads, smem, ctas_per_sm=1)
     text = attention_source(spec, chosen, is_async=gpu.async_copy)
     return build(CudaFunction(arguments=spec.arguments, workspaces={}, text=text, kernels=[kernel], pdl=supports_pdl(gpu)))

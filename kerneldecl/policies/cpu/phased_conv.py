@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerneldecl.analysis.cpu_params import CpuPhasedConvParams
-from kerneldecl.model import Access, Candidate, Cpu, IterSpace, dtype_bytes
+from kerneldecl.model import Access, Candidate, Cpu, dtype_bytes
 from kerneldecl.policies.cpu import time_model as model
 
 TILES = (1, 2, 3, 4, 6, 7, 8, 11, 12, 14, 16)
@@ -98,13 +98,6 @@ def _work(conv: PhasedConv, params: CpuPhasedConvParams, cpu: Cpu) -> model.Work
         l3_bytes=share * far,
         parallel_regions=1,
     )
-
-
-def source_of(space: IterSpace, access: Access) -> Access:
-    """Return the access to the argument that an operand is made of."""
-    while access.operand not in space.inputs:
-        access = next(block.reads[0] for block in space.blocks if block.writes[0].operand == access.operand)
-    return access
 
 
 def points_of(access: Access) -> int:

@@ -28,8 +28,8 @@ class CudaKernel(NamedTuple):
     threads: int
     smem: tuple[str, int] = ("uint8", 0)
     """Dtype and elements of the shared memory of a thread block."""
-    min_blocks: int = 0
-    """Thread blocks that an SM must hold at once; 0 leaves it to ptxas, which spills a few registers where that makes room for one more."""
+    ctas_per_sm: int = 0
+    """Thread blocks for which an SM must have registers; 0 leaves it to ptxas, which spills a few where that makes room for one more."""
 
 
 class CudaFunction(NamedTuple):
@@ -69,10 +69,10 @@ def _body(kernel: CudaKernel, buffers: Mapping[str, Any], text: tuple[str, str],
     @T.prim_func(check_well_formed=False)
     def main() -> None:
         T.device_entry()
-        if kernel.min_blocks > 0:
-            T.attr({"tirx.launch_bounds_min_blocks_per_sm": kernel.min_blocks})
         if pdl:
             T.attr({"tirx.use_programtic_dependent_launch": True})
+        if kernel.ctas_per_sm > 0:
+            T.attr({"tirx.launch_bounds_min_blocks_per_sm": kernel.ctas_per_sm})
         block = T.cta_id([kernel.grid])
         warp = T.warp_id([kernel.threads // WARP_LANES])
         lane = T.lane_id([WARP_LANES])

@@ -19,7 +19,7 @@ using Sum = {sum};
 using Access = {access};  // W neighbouring elements, which a thread loads or stores at once
 """
 
-_ROWS = """
+ROW_PARTS = """
 // Return the sum of all threads before this one, and leave the sum of all in `all`.
 __device__ __forceinline__ Sum before_me(Sum own, Sum* cells, int thread, Sum& all) {
   int lane = thread % 32, warp = thread / 32;
@@ -91,6 +91,10 @@ __device__ __forceinline__ void load(const Item* row, long long first, int threa
 __device__ __forceinline__ Sum value(const Access& held, int w) {
   return wide(reinterpret_cast<const Item*>(&held)[REVERSE ? W - 1 - w : w]);
 }
+"""
+"""Sums before each thread and each vector of a thread, and a thread's vectors of a row."""
+
+_ROWS = """\
 // The sum of one part of a row.
 __device__ __forceinline__ void sums_of(const Item* __restrict__ x, Sum* __restrict__ sums, Sum* cells, int block, int thread) {
   long long row = block / P, part = block % P, end = (part + 1) * PART;
@@ -248,8 +252,16 @@ __device__ __forceinline__ void scan_whole(const X* x, X* y, Sum* cells, int blo
 def scan_source(spec: ScanSpec, params: GpuScanParams) -> str:
     """Return the text of the kernels' work as functions: `sum_rows` and `scan_rows`, or `scan_whole` where a row has one part."""
     sizes, width = spec.sizes, params.width(spec.sizes)
-    item = cuda_type(spec.dtype)
-    constants = _filled(
+    blocks = params.blocks(sizes) * params.parts
+    slices = -(-sizes.inner // (width * params.threads))
+    work = filled(ROW_PARTS + _ROWS if sizes.inner == 1 else _COLUMNS, blocks=blocks, slices=slices, outer=sizes.outer)
+    return constants_of(spec, params) + work + _CALLED
+
+
+def constants_of(spec: ScanSpec, params: GpuScanParams) -> str:
+    """Return the text of sizes, types and conversions."""
+    sizes, width = spec.sizes, params.width(spec.sizes)
+    constants = filled(
         _CONSTANTS,
         threads=params.threads,
         width=width,
@@ -260,17 +272,15 @@ def scan_source(spec: ScanSpec, params: GpuScanParams) -> str:
         part=params.part(sizes),
         reverse=str(spec.is_reverse).lower(),
         exclusive=str(spec.is_exclusive).lower(),
-        item=item,
+        item=cuda_type(spec.dtype),
         sum=cuda_type(spec.accum),
         access=access_type(width * dtype_bytes(spec.dtype)),
     )
-    blocks = params.blocks(sizes) * params.parts
-    slices = -(-sizes.inner // (width * params.threads))
-    work = _filled(_ROWS if sizes.inner == 1 else _COLUMNS, blocks=blocks, slices=slices, outer=sizes.outer)
-    return constants + widened(spec.dtype, spec.accum) + work + _CALLED
+    return constants + widened(spec.dtype, spec.accum)
 
 
-def _filled(text: str, **values: object) -> str:
+def filled(text: str, **values: object) -> str:
+    """Return a text with values in the places of their names."""
     for name, value in values.items():
         text = text.replace("{" + name + "}", str(value))
     return text

@@ -1,0 +1,109 @@
+"""Owns the CUDA text of cumulative sums along rows in one pass: tiles wait for the sums of all tiles before them.
+
+Knows nothing of how parameters are chosen.
+
+Thread blocks take tiles in the order in which they begin, by a counter, so that whatever a block waits for is under way already. A tile's
+sum is published together with the word that says so. Every tile adds up the sums of all tiles before it itself, in one order: unlike
+decoupled look-back, which takes a neighbour's total where it is there already, each call gives the same bits.
+"""
+
+from __future__ import annotations
+
+from kerneldecl.analysis.scan import GpuScanOnceParams, GpuScanParams
+from kerneldecl.compiler.scan import ScanSpec
+from kerneldecl.templates.gpu.scan_source import ROW_PARTS, constants_of, filled
+
+_WORK = """
+constexpr int TILE = T * W * U, TILES = (N + TILE - 1) / TILE, COUNT = {outer} * TILES, LOOKS = TILES > 3 * T ? 4 : (TILES + T - 1) / T;
+constexpr uint64_t THERE = 1ull << 32;
+// Nothing is published yet, and no tile is taken.
+template <class K>
+__device__ __forceinline__ void clear(K* found, int block, int thread) {
+  int at = block * 256 + thread;
+  if (at <= COUNT) found[at] = 0;
+}
+__device__ __forceinline__ void publish(uint64_t* to, Sum sum) {
+  uint64_t word = THERE | *reinterpret_cast<const unsigned*>(&sum);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word));
+}
+__device__ __forceinline__ uint64_t look(const uint64_t* at) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(at));
+  return word;
+}
+__device__ __forceinline__ void scan_tile(const Item* __restrict__ x, Item* __restrict__ y, uint64_t* found, Sum* cells, int thread) {
+  unsigned* taken = reinterpret_cast<unsigned*>(cells + 96);
+  if (thread == 0) *taken = atomicAdd(reinterpret_cast<unsigned*>(found + COUNT), 1u);
+  __syncthreads();
+  int at_tile = *taken, tile = at_tile % TILES;
+  const Item* from = x + (long long)(at_tile / TILES) * N;
+  Item* to = y + (long long)(at_tile / TILES) * N;
+  long long first = (long long)tile * TILE;
+  // 1. The tile's own sums.
+  Access held[U];
+  load(from, first, thread, held);
+  Sum own[U] = {}, before_it[U], all;
+  #pragma unroll
+  for (int u = 0; u < U; u++) {
+    if (mine(first, thread, u) < N) {
+      #pragma unroll
+      for (int w = 0; w < W; w++) own[u] += value(held[u], w);
+    }
+  }
+  before_each(own, before_it, cells, thread, all);
+  if (thread == 0) publish(found + at_tile, all);
+  // 2. The sums of all tiles before it in its row, each thread some of them: several are asked for before one is waited for.
+  const uint64_t* earlier = found + (at_tile - tile);
+  Sum sum = 0, carry;
+  for (int begin = 0; begin < tile; begin += LOOKS * T) {
+    uint64_t seen[LOOKS] = {};
+    bool waits = true;
+    while (waits) {
+      waits = false;
+      #pragma unroll
+      for (int i = 0; i < LOOKS; i++) {
+        int at = begin + i * T + thread;
+        if (at < tile && !(seen[i] & THERE)) seen[i] = look(earlier + at);
+      }
+      #pragma unroll
+      for (int i = 0; i < LOOKS; i++) waits |= begin + i * T + thread < tile && !(seen[i] & THERE);
+    }
+    #pragma unroll
+    for (int i = 0; i < LOOKS; i++) {
+      unsigned word = (unsigned)seen[i];
+      if (begin + i * T + thread < tile) sum += *reinterpret_cast<const Sum*>(&word);
+    }
+  }
+  before_me(sum, cells + 64, thread, carry);
+  // 3. The results.
+  #pragma unroll
+  for (int u = 0; u < U; u++) {
+    long long at = mine(first, thread, u);
+    if (at < N) {
+      Access out;
+      Sum running = carry + before_it[u];
+      #pragma unroll
+      for (int w = 0; w < W; w++) {
+        Sum before = running;
+        running += value(held[u], w);
+        reinterpret_cast<Item*>(&out)[REVERSE ? W - 1 - w : w] = narrow(EXCLUSIVE ? before : running);
+      }
+      *reinterpret_cast<Access*>(to + place(at)) = out;
+    }
+  }
+}
+// Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
+template <class X>
+__device__ __forceinline__ void scan_once(const X* x, X* y, uint64_t* found, Sum* cells, int, int thread) {
+  scan_tile(reinterpret_cast<const Item*>(x), reinterpret_cast<Item*>(y), found, cells, thread);
+}
+"""
+SMEM_SUMS = 100
+"""Sums that a thread block keeps in shared memory: of its warps, of warps that add up earlier tiles', and which tile it has."""
+CLEAR_THREADS = 256
+
+
+def scan_once_source(spec: ScanSpec, params: GpuScanOnceParams) -> str:
+    """Return the text of both kernels' work: `clear` and `scan_once`."""
+    constants = constants_of(spec, GpuScanParams(params.threads, 1, params.unroll))
+    return constants + ROW_PARTS + filled(_WORK, outer=spec.sizes.outer)
