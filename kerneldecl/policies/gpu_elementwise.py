@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES
+from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES, WARP_LANES
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked
 from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, is_elementwise, moved_bytes, points
@@ -18,6 +18,8 @@ TEMPLATES = ("gpu_elementwise",)
 AUTO = {"cuda": 80}
 
 THREADS = (256, 128, 512, 1024)
+MIN_WHOLE_THREADS = 96
+"""Threads of a block at least that divide all vectors where none of `THREADS` does."""
 UNROLL = (4, 2, 1, 8)
 UNROLL_COST = 0.006
 """Fraction of DRAM's time that each doubling of the loads before a thread's stores costs: copies and additions of 16384 x 16384 on an H200
@@ -66,9 +68,28 @@ def _narrowest(space: IterSpace) -> int:
 
 def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[Timed]:
     last = space.blocks[-1]
-    element, nbytes, size = _narrowest(space), moved_bytes(space), points(last)
-    for width, threads, unroll in itertools.product(access_widths(_contiguous(last), element), THREADS, UNROLL):
-        vectors = size // width
+    element = _narrowest(space)
+    for width, unroll in itertools.product(access_widths(_contiguous(last), element), UNROLL):
+        yield from _of_width(space, gpu, (width, unroll), is_across=is_across)
+
+
+def _thread_counts(vectors: int, unroll: int) -> tuple[int, ...]:
+    """Return the threads of a block to try; where all of `THREADS` leave a rest, two more that do not.
+
+    Without a rest no load has a condition, and the first ones are prefetched.
+    """
+    if any(vectors % (threads * unroll) == 0 for threads in THREADS):
+        return THREADS
+    whole = [threads for threads in range(WARP_LANES, max(THREADS), WARP_LANES) if vectors % (threads * unroll) == 0]
+    several = (max((threads for threads in whole if MIN_WHOLE_THREADS <= threads <= most), default=0) for most in (256, 512))
+    return (*THREADS, *filter(None, dict.fromkeys(several)))
+
+
+def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_across: bool) -> Iterator[Timed]:
+    """Yield blocks of threads that have so many elements in each access, and so many accesses in flight."""
+    (width, unroll), last = accesses, space.blocks[-1]
+    element, nbytes, vectors = _narrowest(space), moved_bytes(space), points(last) // width
+    for threads in _thread_counts(vectors, unroll):
         # Threads should not be mostly idle, but small functions need some block, too.
         if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):
             continue

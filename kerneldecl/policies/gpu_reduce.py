@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES
+from kerneldecl.analysis.combined_columns import combining_threads
+from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES, WARP_LANES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
@@ -36,6 +37,9 @@ ROW_THREADS = (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1)
 COLUMN_ROWS = (8, 4, 16, 2, 32, 1)
 """Threads of a block that share a column."""
 UNROLL = (4, 2, 1)
+NARROW_BYTES = 4
+"""Bytes of an access below which more are unrolled: as where an odd number of columns of 16 bits leaves no wider ones."""
+NARROW_UNROLL = (16, 8, *UNROLL)
 OTHER_REGISTERS = 15
 """Registers of a thread besides its loads in flight and its results: 30 in all for 64 bytes in flight, measured on an H200."""
 ELEMENT_CYCLES = 24.0
@@ -192,8 +196,8 @@ def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
 def _combining_columns(count: int, chunks: int) -> Iterator[Work]:
     """Yield the work of a second kernel in which a thread combines the chunks of one column."""
     if chunks > 1:
-        threads = math.gcd(count, SECOND_KERNEL_THREADS)
-        yield Work(blocks=count // threads, threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(chunks, 4))
+        threads = combining_threads(count)
+        yield Work(blocks=-(-count // threads), threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(chunks, 4))
 
 
 def _chunks(gpu: Gpu, blocks: int, vectors: int, threads: int) -> list[int]:
@@ -217,28 +221,42 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     element, columns, size = dtype_bytes(main.dtype), _contiguous(block), points(block, "reduce")
     moved = moved_bytes(space)
     others = points(block, "spatial") // columns
-    for width, rows, threads, unroll in itertools.product(access_widths(columns, element), COLUMN_ROWS, BLOCK_THREADS[:3], UNROLL):
-        vectors = columns // width
-        side = largest_divisor(vectors, threads // rows)
-        smem_bytes = rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0
-        if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
-            continue
-        blocks = others * (vectors // side)
-        # As on rows, there are chunks where blocks are few.
-        for chunks in _chunks(gpu, blocks, size, rows):
-            steps = -(-size // (chunks * rows))
-            waste = -(-steps // unroll) * unroll * rows * chunks / size
-            work = Work(
-                blocks=blocks * chunks,
-                threads=side * rows,
-                regs_per_thread=OTHER_REGISTERS + in_flight_bytes(unroll * len(block.reads) * width * element) // 4 + width,
-                smem_bytes=smem_bytes,
-                flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
-                flops_per_s=gpu.simt_rate("float32"),
-                dram_bytes=moved,
-                l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
-                rounds=rounds(steps * width * element),
-                barriers=1 if rows > 1 else 0,
-            )
-            params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
-            yield params, (work, *_combining_columns(points(block, "spatial"), chunks))
+    for width, rows, threads in itertools.product(access_widths(columns, element), COLUMN_ROWS, BLOCK_THREADS[:3]):
+        vectors, is_narrow = columns // width, width * element < NARROW_BYTES
+        sides = _sides(vectors, threads // rows, is_padded=_is_padded(block))
+        for side, unroll in itertools.product(sides, NARROW_UNROLL if is_narrow else UNROLL):
+            smem_bytes = rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0
+            if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
+                continue
+            blocks = others * -(-vectors // side)
+            # As on rows, there are chunks where blocks are few.
+            for chunks in _chunks(gpu, blocks, size, rows):
+                steps = -(-size // (chunks * rows))
+                waste = -(-steps // unroll) * unroll * rows * chunks / size * blocks * side / (others * vectors)
+                work = Work(
+                    blocks=blocks * chunks,
+                    threads=side * rows,
+                    regs_per_thread=OTHER_REGISTERS + in_flight_bytes(unroll * len(block.reads) * width * element) // 4 + width,
+                    smem_bytes=smem_bytes,
+                    flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
+                    flops_per_s=gpu.simt_rate("float32"),
+                    dram_bytes=moved,
+                    l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
+                    # Narrow loads are as many as are unrolled, which are fewer bytes than a thread could hold.
+                    rounds=-(-steps // unroll) if is_narrow else rounds(steps * width * element),
+                    barriers=1 if rows > 1 else 0,
+                )
+                params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
+                yield params, (work, *_combining_columns(points(block, "spatial"), chunks))
+
+
+def _is_padded(block: Block) -> bool:
+    """Say whether the template pads columns and rows to whole tiles where they are none: those of a sum of products along one axis."""
+    reduced = [axis for axis in block.axes if axis.kind == "reduce" and axis.extent > 1]
+    return block.is_multiply_accumulate and len(block.reads) == 2 and len(reduced) == 1
+
+
+def _sides(vectors: int, most: int, *, is_padded: bool) -> list[int]:
+    """Return how many threads along the columns to try: a divisor of all, and where that is less than half of `most`, that."""
+    divisor = largest_divisor(vectors, most)
+    return [divisor, most] if is_padded and most >= WARP_LANES and 2 * divisor <= min(vectors, most) else [divisor]

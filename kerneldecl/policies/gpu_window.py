@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kerneldecl.analysis.gpu_limits import SECTOR_BYTES
-from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked, rounds
 from kerneldecl.policies.gpu_reduce import largest_divisor
 from kerneldecl.policies.shared.reduction import is_across, only_reduction
@@ -24,6 +24,10 @@ SIDE = (8, 16, 32, 4, 64)
 """Neighbouring vectors of channels in a block."""
 STRIPS = (1, 2, 4, 8)
 """Neighbouring pixels of a thread at most, where channels are no whole vectors."""
+COLUMNS = (4, 8, 16)
+"""Pixels of a column of a thread at most: as many as cut an image into equal parts."""
+MAX_COLUMN_REGISTERS = 128
+"""Registers of a thread at most that holds the windows of a column: with more, an SM has too few threads to hide their loads."""
 MIN_LINE_THREADS, MAX_LINE_THREADS = 64, 1024
 """Threads of a block that goes over whole strips of channels as one line, at least and at most."""
 LEAST_ACCESS = 4
@@ -68,6 +72,44 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             rounds=rounds(window * width * element),
         )
         yield {"threads": threads, "rows": rows, "width": width} | ({"strip": strip} if strip else {}), (work,)
+
+    if max(access_widths(channels, element)) == 1:
+        yield from _columns(block, column, gpu, moved)
+
+
+def _columns(block: Block, column: int, gpu: Gpu, moved: int) -> Iterator[Timed]:
+    """Yield columns of pixels whose windows threads load once, with the weights, where channels are no whole vectors."""
+    pixels = [at for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+    if len(pixels) < 2:
+        return
+    rows, element, channels = block.axes[pixels[-2]].extent, dtype_bytes(largest(block).dtype), block.axes[column].extent
+    for strip in sorted({-(-rows // -(-rows // most)) for most in COLUMNS}):
+        strips, loads = -(-rows // strip), sum(_box(block, access, {pixels[-2]: strip}) for access in block.reads)
+        registers = OTHER_REGISTERS + strip + loads
+        if registers > MAX_COLUMN_REGISTERS:
+            continue
+        lines = points(block, "spatial") // (rows * channels) * strips
+        computed = points(block) / rows * strips * strip
+        accesses = loads / (strip * points(block, "reduce"))
+        for threads in _line_threads(channels, lines):
+            work = Work(
+                blocks=lines * channels // threads,
+                threads=threads,
+                regs_per_thread=registers,
+                flops=computed * (block.flops_per_point + ACCESS_FLOPS * accesses),
+                flops_per_s=gpu.simt_rate("float32"),
+                dram_bytes=moved,
+                l2_bytes=moved * max(1.0, SECTOR_BYTES / (threads * element)),
+                moved_smem_bytes=max(element, LEAST_ACCESS) * computed * accesses,
+                rounds=rounds(loads * element),
+            )
+            yield {"threads": threads, "rows": 0, "width": 1, "column": strip}, (work,)
+
+
+def _box(block: Block, access: Access, pixels: Mapping[int, int]) -> int:
+    """Return the elements that one thread reads of an operand: those of the windows of so many pixels along some axes."""
+    counts = {at: pixels.get(at, axis.extent if axis.kind == "reduce" else 1) for at, axis in enumerate(block.axes)}
+    return math.prod(1 + sum(step * (counts[at] - 1) for at, step in index or ()) for index in access.index)
 
 
 def _accesses(strip: int, width: int) -> float:

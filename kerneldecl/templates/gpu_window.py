@@ -8,13 +8,15 @@ Parameters:
   width    adjacent channels of one output pixel that a thread computes in registers, from vectors that it loads
   strip    neighbouring output pixels of a row, by one channel, that a thread computes, with rows = 0 and width = 1: threads go over strips
            and channels as one line, so that channels need not divide into threads. Without it, each row has threads along the channels
+  column   as strip, but output pixels of a column, whose windows a thread loads once, with the weights, before it multiplies; the last
+           ones of an image need not be whole
 
 Windows that overlap share loads through L1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -51,12 +53,16 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
         sch.set_scope(leaf.rv, 0, "local")
     last = after[-1].rv if after else sch.cache_write(leaf.rv, 0, "local")
     sch.reverse_compute_at(last, thread, preserve_unit_loops=True)
-    # Pixels of a strip are not neighbours in memory.
-    (sch.unroll if "strip" in params else sch.vectorize)(sch.get_loops(last)[-1])
-    # 4. The blocks before it, in vectors.
-    for producer in before:
-        _load_or_inline(sch, producer, leaf, point, params)
-    thread_loops.load_vectors(sch, leaf.rv, point)
+    # 4. The blocks before it, in vectors; with columns, whole windows.
+    if "column" in params:
+        _unroll_in_thread(sch, last)
+        _load_windows(sch, before, leaf, thread)
+    else:
+        # Pixels of a strip are not neighbours in memory.
+        (sch.unroll if "strip" in params else sch.vectorize)(sch.get_loops(last)[-1])
+        for producer in before:
+            _load_or_inline(sch, producer, leaf, point, params)
+        thread_loops.load_vectors(sch, leaf.rv, point)
     # 5. The reduction over the window, a vector for each of its points, with all loads in flight together.
     sch.unroll(point)
     sch.unroll(lane)
@@ -67,7 +73,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
 
 def _threads(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
     """Bind a reduction's loops to threads; return the loops over threads, over the points of a window, and over a thread's channels."""
-    if "strip" in params:
+    if "strip" in params or "column" in params:
         return _threads_of_line(sch, leaf, params)
     threads, rows, width = (blocks.count(params, name) for name in ("threads", "rows", "width"))
     column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
@@ -88,22 +94,47 @@ def _threads(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> t
 
 def _threads_of_line(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
     """Bind a reduction's loops to threads that go over strips of pixels and channels alike; return loops over threads, points, a strip."""
-    threads, strip = (blocks.count(params, name) for name in ("threads", "strip"))
-    column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
-    pixels = [at for at, axis in enumerate(axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
-    if column is None or axes[column].kind != "spatial" or not leaf.loops_of("reduce") or not pixels:
+    is_column = "column" in params
+    threads, strip = (blocks.count(params, name) for name in ("threads", "column" if is_column else "strip"))
+    contiguous, axes = reductions.contiguous_axis(leaf), leaf.block.axes
+    pixels = [at for at, axis in enumerate(axes) if axis.kind == "spatial" and at != contiguous and axis.extent > 1]
+    if contiguous is None or axes[contiguous].kind != "spatial" or not leaf.loops_of("reduce") or len(pixels) < 1 + is_column:
         return None
-    # As above, predicates of uneven loops would be lost.
-    if axes[pixels[-1]].extent % strip or leaf.extent_of("spatial") // strip % threads:
+    cut = pixels[-1 - is_column]
+    strips = -(-axes[cut].extent // strip)
+    # Threads are whole blocks, so that only a column's last pixels test bounds.
+    if (axes[cut].extent % strip and not is_column) or leaf.extent_of("spatial") // axes[cut].extent * strips % threads:
         return None
-    *outer, last = (leaf.loops[at] for at in pixels)
-    strips, pixel = sch.split(last, [None, strip])
-    line = [*outer, strips, *filter(None, [leaf.loops[column]])]
+    outer, pixel = sch.split(leaf.loops[cut], [None, strip])
+    line = [outer if at == cut else leaf.loops[at] for at in pixels] + [leaf.loops[contiguous]]
     sch.reorder(*line, *leaf.loops_of("reduce"), pixel)
     block, tx = sch.split(sch.fuse(*line), [None, threads])
     sch.bind(block, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     return tx, blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv), pixel
+
+
+def _load_windows(sch: Schedule, before: Sequence[blocks.Leaf], leaf: blocks.Leaf, thread: Any) -> None:
+    """Load all that a thread multiplies into registers, before it multiplies: windows of a column's pixels overlap."""
+    for producer in before:
+        if producer.block.is_reduction or len(producer.block.reads) != 1:
+            sch.compute_inline(producer.rv)
+            continue
+        sch.compute_at(producer.rv, thread, preserve_unit_loops=True)
+        sch.set_scope(producer.rv, 0, "local")
+        _unroll_in_thread(sch, producer.rv)
+    for at, read in enumerate(sch.get(leaf.rv).reads):
+        if read.source.scope() == "global":
+            copy = sch.cache_read(leaf.rv, at, "local", consumer_blocks=[leaf.rv])
+            sch.compute_at(copy, thread, preserve_unit_loops=True)
+            _unroll_in_thread(sch, copy)
+
+
+def _unroll_in_thread(sch: Schedule, block: Any) -> None:
+    """Unroll all loops of a block within those over thread blocks and threads."""
+    _, _, *inner = sch.get_loops(block)
+    for loop in inner:
+        sch.unroll(loop)
 
 
 def _load_or_inline(sch: Schedule, producer: blocks.Leaf, leaf: blocks.Leaf, point: Any, params: Mapping[str, Value]) -> None:

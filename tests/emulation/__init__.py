@@ -37,7 +37,7 @@ COMPILED = HERE.parent.parent / "build" / "emulation"
 """Of the models, by what they were compiled of."""
 # Indirect calls of the hooks before loads and stores, which machine.cpp defines; -O1 keeps g++ under two seconds, and with -Og
 # stores of values that are classes, such as __half, have no hooks.
-_FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-fno-tree-vectorize", "-fno-store-merging")
+_FLAGS = ("-fno-threadsafe-statics", "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-fno-tree-vectorize", "-fno-store-merging")
 _HOOKS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
 
 

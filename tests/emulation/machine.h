@@ -9,6 +9,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <functional>
+#include <map>
 #include <string>
 #include <type_traits>
 #include <vector>

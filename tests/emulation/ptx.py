@@ -12,13 +12,19 @@ from collections.abc import Iterator
 from emulation.instructions import STRING, Instruction, UnknownInstructionError, model, split
 
 _ASM = re.compile(r"\b(?:asm|__asm__)\s*(?:volatile|__volatile__)?\s*\(")
+_STATIC = (
+    r"static std::map<unsigned, std::array<\1, \3>> \2_of; "
+    r"\1* \2 = \2_of[blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)].data();"
+)
 _HELPER = re.compile(r"^[^\n#]*\b(\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
 
 
 def translate(source: str) -> str:
-    """Return the CUDA source with C++ in place of its asm statements and of how it declares dynamic shared memory."""
+    """Return the CUDA source with C++ in place of its asm statements and of how it declares shared memory."""
     source = re.sub(r"^\s*#include\s*<[^>]*>", "", source, flags=re.MULTILINE)
     source = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)machine::dynamic_shared();", source)
+    # Blocks run side by side: each has a static array of its own.
+    source = re.sub(r"\b__shared__ (?:__align__\(\d+\) |alignas\(\d+\) )?(\w+) (\w+)\[(\d+)\];", _STATIC, source)
     parts, end = [], 0
     for number, match in enumerate(_ASM.finditer(source)):
         close = _closing(source, match.end() - 1)

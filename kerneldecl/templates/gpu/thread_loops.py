@@ -15,13 +15,11 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
+from kerneldecl.analysis.combined_columns import combining_threads
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.compiler.intrinsics.int4_dot import dot_intrinsic, dot_pair_intrinsic
 from kerneldecl.model import Value, dtype_bytes
 from kerneldecl.templates.shared import blocks, reductions
-
-COMBINE_BLOCK = 128
-"""Threads per block of the kernel that adds the chunks of columns."""
 
 
 @dataclass(frozen=True)
@@ -198,10 +196,12 @@ class ColumnTiling:
         return cls(**{name: blocks.count(params, name) for name in ("threads", "rows", "width", "unroll", "chunks")})
 
 
-def column_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], tiling: ColumnTiling) -> bool:
+def column_reduction(
+    sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], tiling: ColumnTiling, padding: Sequence[blocks.Leaf] = ()
+) -> bool:
     """Schedule a reduction down columns: a thread reduces `width` adjacent columns, then threads of a column reduce in shared memory.
 
-    With chunks, a second kernel reduces over them.
+    With chunks, a second kernel reduces over them. Blocks that pad operands are computed in registers.
     """
     column = reductions.contiguous_axis(leaf)
     assert column is not None
@@ -211,8 +211,8 @@ def column_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Lea
     sch.reorder(*others, vectors, lane, *reduce)
     along = sch.fuse(*reduce)
     size, block = blocks.extent(sch, along), leaf.rv
-    # Blocks are moved from here on, and moving drops predicates of uneven loops.
-    if leaf.block.axes[column].extent % (tiling.width * tiling.threads) or size % tiling.chunks:
+    # Threads may be more than columns are left for: their loads and stores test bounds.
+    if leaf.block.axes[column].extent % tiling.width or size % tiling.chunks:
         return False
     if tiling.chunks > 1:
         chunk, _ = sch.split(along, [tiling.chunks, None])
@@ -221,13 +221,40 @@ def column_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Lea
         others.append(chunk)
         _combine_columns(sch, leaf.rv, rest)
         rest = ()
-    _column_partials(sch, block, (others, vectors, lane, along), rest, tiling)
+    inner = _column_partials(sch, block, (others, vectors, lane, along), rest, tiling)
+    for leaf_before in padding:
+        sch.compute_at(leaf_before.rv, inner, preserve_unit_loops=True)
+        sch.set_scope(leaf_before.rv, 0, "local")
+        vectorize_copy(sch, leaf_before.rv)
     return True
+
+
+def _padded(
+    sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], tiling: ColumnTiling
+) -> tuple[blocks.Leaf, Sequence[blocks.Leaf], Sequence[blocks.Leaf]]:
+    """Pad columns and rows of a sum of products to whole tiles where columns are none; return it, the blocks after it, those that pad."""
+    column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
+    reduced = [at for at, axis in enumerate(axes) if axis.kind == "reduce" and axis.extent > 1]
+    is_whole = column is None or axes[column].extent % (tiling.width * tiling.threads) == 0
+    if is_whole or len(leaf.block.reads) != 2 or not leaf.block.is_multiply_accumulate or len(reduced) != 1:
+        return leaf, rest, ()
+    rows = tiling.rows * tiling.chunks
+    # Unrolled loads beyond the last row would cost more than their bounds where there are few rows.
+    unroll = min(tiling.unroll, -(-axes[reduced[0]].extent // rows))
+    tiles = {column: tiling.width * tiling.threads, reduced[0]: rows * unroll}
+    sch.pad_einsum(leaf.rv, [tiles.get(at, 1) for at in range(len(axes))])
+    found = blocks.leaves(sch) or []
+    at = next(at for at, each in enumerate(found) if each.block.is_reduction)
+    padding, leaf, (cut, *after) = found[:at], found[at], found[at + 1 :]
+    if after:
+        sch.compute_inline(cut.rv)
+    return leaf, after or [cut], padding
 
 
 def _column_partials(
     sch: Schedule, block: Any, loops: tuple[list[Any], Any, Any, Any], rest: Sequence[blocks.Leaf], tiling: ColumnTiling
-) -> None:
+) -> Any:
+    """Schedule the partial results of columns; return the loop over the loads that are in flight together."""
     others, vectors, lane, along = loops
     columns, tx = sch.split(vectors, [None, tiling.threads])
     iterations, ty = sch.split(along, [None, tiling.rows])
@@ -257,6 +284,7 @@ def _column_partials(
     sch.unroll(lane)
     load_vectors(sch, partial, inner)
     sch.decompose_reduction(partial, outer)
+    return inner
 
 
 def _reduce_in_smem(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf], tiling: ColumnTiling) -> None:
@@ -286,7 +314,7 @@ def _combine_columns(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf]) -> 
     """Reduce over chunks in a second kernel, with a thread for each column."""
     *columns, _ = sch.get_loops(block)
     column = sch.fuse(*columns)
-    grid, tx = sch.split(column, [None, math.gcd(blocks.extent(sch, column), COMBINE_BLOCK)])
+    grid, tx = sch.split(column, [None, combining_threads(blocks.extent(sch, column))])
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     _finish_columns(sch, block, rest, tx)
@@ -295,8 +323,14 @@ def _combine_columns(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf]) -> 
 def reduction(
     sch: Schedule, found: tuple[blocks.Leaf, Sequence[blocks.Leaf]], params: Mapping[str, Value], *, is_paired: bool = False
 ) -> bool:
-    """Schedule a reduction and the blocks after it by its parameters: along rows or, where it is `strided`, down columns."""
+    """Schedule a reduction and the blocks after it by its parameters: along rows or, where it is `strided`, down columns.
+
+    Columns of products that threads do not divide are padded, so that bounds of loads alone are tested: with those of additions, nvcc makes
+    a branch for each, and has one load in flight.
+    """
     leaf, rest = found
     if params["strided"]:
-        return column_reduction(sch, leaf, rest, ColumnTiling.of(params))
+        tiling = ColumnTiling.of(params)
+        leaf, rest, padding = _padded(sch, leaf, rest, tiling)
+        return column_reduction(sch, leaf, rest, tiling, padding)
     return row_reduction(sch, leaf, rest, RowTiling.of(params, is_paired=is_paired))

@@ -92,6 +92,15 @@ def test_a_kernel_prefetches_its_first_inputs_before_it_waits(name: str, loads: 
     assert len(re.findall(r"\bld\.global", after)) == loads
 
 
+def test_what_all_threads_share_is_not_prefetched() -> None:
+    """Prefetches of one line by 1242 warps wait for each other in L2: a batch norm took twice as long as a product of as many elements."""
+    mod = canonical.lower(load_rule(ROOT, "batch_norm").of(ROOT, {"shape": (24, 8, 8, 184), "axis": -1, "dtype": "bfloat16"}))
+    schedule = cpu.apply_candidate(ROOT, mod, Candidate.of("gpu_elementwise", {"threads": 192, "unroll": 1, "width": 8}), H200)
+    assert schedule is not None
+    source = cuda_source(schedule.mod, H200, "kd_main")
+    assert source.count("prefetch.global.L2") == 1, "of X alone, not of the four parameters of each channel"
+
+
 def test_blocks_that_load_in_loops_prefetch_nothing() -> None:
     assert "prefetch" not in cuda_source(scheduled("sum", H200), H200, "kd_main")
 

@@ -1,0 +1,55 @@
+"""Reductions down columns that threads do not divide: right on the emulated GPU, and threads that cover whole lines are proposed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulation import emulate
+from support.compilers import needs_nvcc
+from support.repository import REPOSITORY
+from support.thinned import at
+
+from kerneldecl.arrays import poisoned, relative_error
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.policies import gpu_gemv as policy
+from kerneldecl.templates import gpu_gemv, gpu_reduce
+
+H200 = load_arch(REPOSITORY, "h200")
+Case = tuple[str, dict[str, Any], Any, tuple[int, int, int, int, int]]
+CASES: list[Case] = [
+    ("gemv", {"n": 67, "k": 101, "layout": "t", "dtype": "bfloat16"}, gpu_gemv, (32, 8, 1, 4, 1)),
+    ("gemv", {"n": 131, "k": 99, "layout": "t", "out_dtype": "float16"}, gpu_gemv, (32, 1, 1, 16, 3)),
+    ("gemv", {"n": 134, "k": 99, "layout": "t", "dtype": "float16"}, gpu_gemv, (64, 4, 2, 4, 1)),
+    ("matmul", {"m": 1, "n": 67, "k": 99, "dtype": "float16", "epilogue": ("bias", "gelu")}, gpu_gemv, (32, 2, 1, 8, 1)),
+    ("matmul", {"m": 1, "n": 67, "k": 99, "batch": 3, "dtype": "float16", "epilogue": ("add",)}, gpu_gemv, (32, 16, 1, 16, 1)),
+    ("reduce", {"op": "max", "shape": (5, 99, 67), "axes": (1,)}, gpu_reduce, (32, 8, 1, 4, 1)),
+    ("reduce", {"op": "mean", "shape": (9, 11, 134), "axes": (0, 1), "dtype": "bfloat16"}, gpu_reduce, (64, 4, 2, 4, 1)),
+]
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("name", "attrs", "template", "tiling"), at((0, 1, 4, 5), CASES))
+def test_right_results(name: str, attrs: dict[str, Any], template: Any, tiling: tuple[int, ...]) -> None:
+    rule = load_rule(REPOSITORY, name).of(REPOSITORY, attrs)
+    params = {"strided": True, **dict(zip(("threads", "rows", "width", "unroll", "chunks"), tiling, strict=True))}
+    made = template.apply(canonical.lower(rule), params, H200)
+    assert made is not None
+    inputs = rule.inputs(np.random.default_rng(0))
+    [got] = emulate(made.mod["main"], *inputs, *map(poisoned, rule.signature().outputs))[len(inputs) :]
+    assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance()
+
+
+def test_a_prime_number_of_columns_has_threads_that_cover_whole_lines() -> None:
+    """8691 is three times a prime: threads that divide it were three, and had three elements of a line of 64."""
+    attrs = {"n": 8691, "k": 1017, "layout": "t", "dtype": "bfloat16"}
+    mod = canonical.lower(load_rule(REPOSITORY, "gemv").of(REPOSITORY, attrs))
+    first, *_ = policy.propose(iter_space(mod), H200, 20)
+    params = dict(first.candidate.params)
+    assert int(params["threads"]) >= 32
+    assert int(params["unroll"]) >= 8
+    assert gpu_gemv.apply(mod, params, H200) is not None
+    assert first.predicted_secs < 1e-5
