@@ -44,7 +44,7 @@ MIN_WARPS, MAX_WARPS = 4, 16
 """Warps of a thread block."""
 RESIDENT = (1, 2, 3, 4)
 """Thread blocks that share an SM, for which stages are chosen so that they fit."""
-MIN_STAGES = 3
+MIN_STAGES = 2
 MIN_WARP_STEPS = 2
 """Steps of a warp at least."""
 SAME_TILE = 2
