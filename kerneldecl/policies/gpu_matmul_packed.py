@@ -20,7 +20,7 @@ from kerneldecl.analysis.matmul_packed import (
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
-from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, multiplies_per_cycle
+from kerneldecl.policies.gpu.tensor_core_model import multiplies_per_cycle
 from kerneldecl.policies.gpu.time_model import (
     BARRIER_SECS,
     COMBINE_SECS,
@@ -44,7 +44,7 @@ MIN_WARPS, MAX_WARPS = 4, 16
 """Warps of a thread block."""
 RESIDENT = (1, 2, 3, 4)
 """Thread blocks that share an SM, for which stages are chosen so that they fit."""
-MIN_STAGES = 3
+MIN_STAGES = 2
 MIN_WARP_STEPS = 2
 """Steps of a warp at least."""
 SAME_TILE = 2
@@ -126,7 +126,7 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
     waves = -(-blocks // (resident * at_once))
     busiest = max(needed, waves * min(resident, needed)) if waves > 1 else needed
     warps, steps = params.threads // WARP_LANES, -(-params.block_steps(sizes) // params.warps_k)
-    warp_steps, cycle = busiest * warps * steps, 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
+    warp_steps, cycle = busiest * warps * steps, 1 / gpu.clock_hz
     tiles = params.rows // TILE_ROWS * sizes.step // TILE_K
     multiplies = tiles * TILE_ROWS * TILE_K * sizes.fragments * 8
     smem_bytes = tiles * SMEM_TILE_BYTES + sizes.step // 32 * sizes.fragments * SMEM_FRAGMENT_BYTES
@@ -163,7 +163,7 @@ def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: 
     """Return the seconds that a kernel takes once: its launch, the first copies, the activations, the sums over warps and blocks."""
     has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
     secs = model.launch_secs(gpu, has_pdl=has_pdl) + (ROOM_SECS if has_pdl and not has_room else 0.0)
-    cycle = 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
+    cycle = 1 / gpu.clock_hz
     # Half of the first weights are on their way before the activations, which come from L2.
     activation_secs = params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle / 2
     partial_secs = 2 * params.partial_bytes(sizes) / gpu.smem_bytes_per_clock_per_sm * cycle

@@ -22,7 +22,6 @@ from kerneldecl.analysis.matmul_packed import packed_of
 from kerneldecl.analysis.packed_weights import TILE_K
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
-from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import why_no_wgmma
@@ -58,11 +57,13 @@ DEQUANTISE_CYCLES = 80.0
 """Instructions of a warp for a k-tile of its 16 rows: about 20 for each 16 elements along k, as nvcc compiles them."""
 FLOAT4_DEQUANTISE_CYCLES = 170.0
 """The same for float4_e2m1fn: 140 to 200, by the dtypes of operands and scales."""
-K_TILE_CYCLES = 300.0
+K_TILE_CYCLES = 250.0
 """Cycles of a consumer for a k-tile besides: barriers, loads from shared memory, the first of its MMAs. Assumed."""
-MIN_MMA_CYCLES = 130.0
-"""Cycles of tensor cores for 64 rows and 64 elements along k at least, however few columns they multiply: four MMAs whose operand A comes
-from registers. With it four tilings of one row, which took 14.6 to 15.0 us, are predicted within an eighth (H200, 2026-11)."""
+FRAGMENT_CYCLES = 28.0
+"""Cycles of tensor cores for an MMA of 64 rows besides its multiply-adds, where operand A comes from registers. Six
+kernels of 1 to 256 rows by 8192 x 8192, which took 14.1 to 51.0 us, are predicted within 8 % with it (H200, 2026-11)."""
+MMA_K = 16
+"""Elements along k of an MMA."""
 MMA_ELEMENTS_PER_CYCLE = 2048.0
 """Multiply-adds of 16 bits that an SM's tensor cores start in a cycle (H100 whitepaper)."""
 OVERLAP = 4.0
@@ -146,8 +147,8 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         workspaces = {*workspace_choices(gpu, tiles, k_tiles), *([parts_of_two] if 1 < parts_of_two <= MAX_WORKSPACE_SPLIT_K else [])}
         if problem.group >= 32 or tile.thread_accumulators <= MAX_WORKSPACE_ACCUMULATORS:
             divided += [tile._replace(split_k=parts, workspace=1) for parts in sorted(workspaces)]
-        for each, pdl in itertools.product(divided, (0, 1)):
-            yield from _with_stages(problem, each._replace(pdl=pdl), gpu)
+        for each in divided:
+            yield from _with_stages(problem, each._replace(pdl=1), gpu)
 
 
 def _with_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
@@ -211,9 +212,8 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     needed = -(-tiles * tiling.split_k // gpu.sm_count)
     is_packed = cluster > 1 and resident > needed
     ctas = waves * min(resident, needed) if waves > 1 else resident if is_packed else needed
-    mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    least_cycles = MIN_MMA_CYCLES * tiling.block_k / TILE_K
-    mma_cycles = max(least_cycles, MMA_TILE_ROWS * tiling.block_n * tiling.block_k / MMA_ELEMENTS_PER_CYCLE)
+    mma_tiles, cycle = tiling.consumer_rows // MMA_TILE_ROWS, 1 / gpu.clock_hz
+    mma_cycles = tiling.block_k / MMA_K * (FRAGMENT_CYCLES + MMA_TILE_ROWS * tiling.block_n * MMA_K / MMA_ELEMENTS_PER_CYCLE)
     dequantise_cycles = problem.dequantise_cycles * tiling.block_k / TILE_K
     rows_cycles = max(dequantise_cycles, mma_cycles)
     turns = waves * k_tiles

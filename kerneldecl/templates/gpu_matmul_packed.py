@@ -20,7 +20,7 @@ these instead. Or the partial results of warps, where these take more.
 
 Where a thread has up to 32 accumulators, sums of a group are multiplied by its scale, in float32; else weights are, and rounded to 16 bits.
 
-Returns a custom kernel of TIRx, a PrimFunc without a trace.
+A kernel is for one number of rows, which its CUDA text names. Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
 
 from __future__ import annotations

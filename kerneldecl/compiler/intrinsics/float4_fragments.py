@@ -86,7 +86,8 @@ def values_source(dtype: str) -> tuple[str, str, float]:
     """Return the name and CUDA of a function that gives a lane its 4 registers of operand A of 16 rows and 16 elements along k, unscaled.
 
     Its arguments are the registers and the lane's word of weights. The third value is what sums of products are to be multiplied by:
-    mma.sync takes subnormal float16 as they are, while those of bfloat16 would give subnormal sums.
+    tensor cores take subnormal float16 as they are (Fasi et al., Numerical behavior of NVIDIA tensor cores, 2021), while products with
+    those of bfloat16 would be subnormal float32.
     """
     kind = _TYPES[dtype]
     name = f"kd_values_f4_{dtype}"

@@ -29,7 +29,7 @@ def multiply_source(sizes: PackedSizes, params: PackedParams, dtype: str) -> tup
     body = f"""
 {_constants(sizes, params)}
 struct Warp {{
-  const unsigned char *values, *scales, *zeros, *activations;
+  const unsigned char *values, *scales, *zeros, *activations;  // activations: those of the lane, where they come with steps
   unsigned char* ring;
   int row, lane;
 }};
@@ -91,6 +91,7 @@ def _constants(sizes: PackedSizes, params: PackedParams) -> str:
         "K": sizes.k,
         "STREAM": params.stream,
         "PITCH": (sizes.step if params.stream else block_k) * 2 + PADDING_BYTES,
+        "ROW_VECTORS": sizes.step // 8,
         "STEP_ACTIVATIONS": params.rows * sizes.step // 2 + factor_bytes,
         "ACTIVATION_BYTES": params.activation_bytes(sizes),
         "PARTIAL_PITCH": params.block_rows + PARTIAL_PADDING,
@@ -127,10 +128,10 @@ __device__ __forceinline__ void fetch(const Warp& warp, int step, int stage) {
   fetch_factors<SCALE_BYTES>(warp, to + WEIGHT_BYTES, warp.scales, step);
   if (HAS_ZEROS) fetch_factors<1>(warp, to + WEIGHT_BYTES + STEP_SCALES * ROWS * SCALE_BYTES, warp.zeros, step);
   if (STREAM) {
+    unsigned char* row = to + STEP_ACTIVATIONS + warp.lane / ROW_VECTORS * PITCH + warp.lane % ROW_VECTORS * 16;
 #pragma unroll
-    for (int first = 0; first < M * STEP / 8; first += 32) {
-      int at = first + warp.lane, row = at / (STEP / 8), k = at % (STEP / 8) * 8;
-      if (at < M * STEP / 8) copy(to + STEP_ACTIVATIONS + row * PITCH + k * 2, warp.activations + (row * K + step * STEP + k) * 2);
+    for (int first = 0; first < M; first += 32 / ROW_VECTORS) {
+      if (first + warp.lane / ROW_VECTORS < M) copy(row + first * PITCH, warp.activations + (step * STEP + first * K) * 2);
     }
   }
 }
@@ -178,6 +179,7 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
   warp.scales = static_cast<const unsigned char*>(scales);
   warp.zeros = static_cast<const unsigned char*>(zeros);
   warp.activations = static_cast<const unsigned char*>(activations);
+  if (STREAM) warp.activations += (lane / ROW_VECTORS * K + lane % ROW_VECTORS * 8) * 2;
   warp.ring = shared + ACTIVATION_BYTES + number * (STAGES * STAGE_BYTES);
   warp.row = (block * WARPS_N + warp_n) * ROWS;
   warp.lane = lane;
