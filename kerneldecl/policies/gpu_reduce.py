@@ -43,6 +43,9 @@ ELEMENT_CYCLES = 24.0
 Fitted to GEMVs on an H200."""
 ENOUGH_UNROLLED = 4
 """Loads that are unrolled where a thread has so many: nvcc unrolls what is left of the loop by itself."""
+WIDE_COLUMNS, WIDE_COLUMNS_COST = 8, 0.08
+"""Columns of a thread from which on sums of columns take longer, and by which part: vectors of eight elements of 16 bits took 1.08 times as
+long as those of four (global pool of 128 x 7 x 7 x 2048) and 3.3 times (2 x 37 million; H200, 2026-11). GEMVs do not."""
 SECOND_KERNEL_THREADS = 128
 """Threads of a block of the kernel that combines chunks."""
 
@@ -228,6 +231,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
         for chunks in _chunks(gpu, blocks, size, rows):
             steps = -(-size // (chunks * rows))
             waste = -(-steps // unroll) * unroll * rows * chunks / size
+            is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and len(block.reads) == 1
             work = Work(
                 blocks=blocks * chunks,
                 threads=side * rows,
@@ -235,7 +239,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                 smem_bytes=smem_bytes,
                 flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
                 flops_per_s=gpu.simt_rate("float32"),
-                dram_bytes=moved,
+                dram_bytes=moved * (1 + is_wide * WIDE_COLUMNS_COST),
                 l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
                 rounds=rounds(steps * width * element),
                 barriers=1 if rows > 1 else 0,

@@ -37,6 +37,9 @@ DRAM_SHARE = 0.92
 OVERLAP = 3.5
 """Exponent of the p-norm of times that overlap: 1 would be no overlap, infinity a perfect one. Fitted to all memory-bound kernels on an
 H200."""
+FEW_TURNS = 4
+"""Turns of an SM's blocks up to which the last one counts as whole: a few blocks that are left take as long as all. Fitted to 190 operators
+on an H200 (2026-11)."""
 EXPOSED, EXPOSED_POWER = 0.6, 1.5
 """Part of the shorter of latency and throughput's time that an SM's only block does not overlap, since it loads, computes and stores in
 turn; and the power of an SM's blocks by which that is less. Fitted to 190 operators on an H200 (2026-11)."""
@@ -140,13 +143,14 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
         return math.inf
     blocks_per_sm = -(-work.blocks // gpu.sm_count)
     turns = max(1.0, blocks_per_sm / resident)
+    turns = math.ceil(turns) if turns < FEW_TURNS else turns
     serial_secs = work.serial_cycles / gpu.clock_hz
     # Later blocks start while others work.
     start_cycles = work.warp_cycles * min(blocks_per_sm, resident) * -(-work.threads // gpu.warp_size) + BLOCK_CYCLES * blocks_per_sm
     start_secs = start_cycles / gpu.clock_hz
     latency = start_secs + turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
     times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE))
-    exposed = EXPOSED * min(latency, max(times)) / min(resident, blocks_per_sm) ** EXPOSED_POWER
+    exposed = EXPOSED * min(latency, max(times)) / math.pow(min(resident, blocks_per_sm), EXPOSED_POWER)
     return max(p_norm(*times, latency, exponent=OVERLAP) + exposed, work.blocks * BLOCK_LAUNCH_SECS) + launch_secs(gpu)
 
 
