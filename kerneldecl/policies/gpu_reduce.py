@@ -46,6 +46,9 @@ ENOUGH_UNROLLED = 4
 WIDE_COLUMNS, WIDE_COLUMNS_COST = 8, 0.08
 """Columns of a thread from which on sums of columns take longer, and by which part: vectors of eight elements of 16 bits took 1.08 times as
 long as those of four (global pool of 128 x 7 x 7 x 2048) and 3.3 times (2 x 37 million; H200, 2026-11). GEMVs do not."""
+ROLLED_SHARE = 0.2
+"""Part of the latencies of a column by which they are more for each turn that could have been unrolled: GEMVs and sums of float32 took 1.2
+to 2.4 times as long without unrolling, sums of 16 bits less (nine operators, H200, 2026-11)."""
 SECOND_KERNEL_THREADS = 128
 """Threads of a block of the kernel that combines chunks."""
 
@@ -231,6 +234,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
         for chunks in _chunks(gpu, blocks, size, rows):
             steps = -(-size // (chunks * rows))
             waste = -(-steps // unroll) * unroll * rows * chunks / size
+            is_converted = len(block.reads) == 1 and element < 4
             is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and len(block.reads) == 1
             work = Work(
                 blocks=blocks * chunks,
@@ -241,7 +245,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                 flops_per_s=gpu.simt_rate("float32"),
                 dram_bytes=moved * (1 + is_wide * WIDE_COLUMNS_COST),
                 l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
-                rounds=rounds(steps * width * element),
+                rounds=rounds(steps * width * element) * (1.0 if is_converted else 1 + ROLLED_SHARE * (ENOUGH_UNROLLED / unroll - 1)),
                 barriers=1 if rows > 1 else 0,
             )
             params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
