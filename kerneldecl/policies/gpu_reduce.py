@@ -46,7 +46,7 @@ ENOUGH_UNROLLED = 4
 WIDE_COLUMNS, WIDE_COLUMNS_COST = 8, 0.08
 """Columns of a thread from which on sums of columns take longer, and by which part: vectors of eight elements of 16 bits took 1.08 times as
 long as those of four (global pool of 128 x 7 x 7 x 2048) and 3.3 times (2 x 37 million; H200, 2026-11). GEMVs do not."""
-ROLLED_SHARE = 0.2
+ROLLED_SHARE = 0.1
 """Part of the latencies of a column by which they are more for each turn that could have been unrolled: GEMVs and sums of float32 took 1.2
 to 2.4 times as long without unrolling, sums of 16 bits less (nine operators, H200, 2026-11)."""
 SECOND_KERNEL_THREADS = 128
