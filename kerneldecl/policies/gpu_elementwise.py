@@ -26,6 +26,8 @@ UNROLL_COST = 0.006
 are the faster the fewer loads there are; why is not known."""
 OTHER_REGISTERS = 24
 """Registers of a thread besides its loads in flight."""
+BOUNDED_TURN_CYCLES = 75.0
+"""Cycles of a thread for each vector of a transposed tile where tiles do not divide extents: 20 tilings of 55 x 2049 (H200, 2026-11)."""
 TILES = ((64, 64), (32, 64), (64, 32), (32, 32), (128, 64), (64, 128))
 """Elements along the transposed operand's contiguous axis by elements along the output's."""
 
@@ -103,6 +105,8 @@ def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_acros
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),
             l2_bytes=moved * (VECTOR_BYTES / min(VECTOR_BYTES, width * element)) ** 0.5,
+            # Where the last block is not whole, each turn is a branch that no load crosses.
+            rounds=1 if vectors % (threads * unroll) == 0 else unroll,
         )
         yield {"threads": threads, "width": width, "unroll": unroll}, (work,)
 
@@ -130,5 +134,6 @@ def _tiles(space: IterSpace, extents: tuple[int, int], gpu: Gpu) -> Iterator[Tim
             moved_smem_bytes=nbytes * waste * 4 / element,
             rounds=1,
             barriers=1,
+            serial_cycles=vectors / threads * (BOUNDED_TURN_CYCLES if waste > 1.0 else 0.0),
         )
         yield {"threads": threads, "width": width, "unroll": 1, "tile": tile}, (work,)

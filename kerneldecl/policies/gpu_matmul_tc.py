@@ -29,7 +29,10 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     split_k_choices,
 )
 from kerneldecl.policies.gpu.tensor_core_model import (
+    BRANCHED_LOADS_IN_FLIGHT,
+    LOADS_IN_FLIGHT,
     MMA_LATENCY_CYCLES,
+    RESOLVED_COPIES,
     ROUNDED_DOWN,
     STORED_BYTES_PER_CYCLE,
     SUSTAINED_CLOCK,
@@ -68,6 +71,17 @@ OTHER_REGISTERS = 48
 COPY_INSTRUCTIONS, BOUNDED_COPY_INSTRUCTIONS = 6.0, 14.0
 """Instructions of one copy with its address, as nvcc emits them: of whole tiles of a matrix; and with bounds, or with the divisions that
 find a pixel in its image."""
+ADDRESS_CYCLES, BOUNDED_ADDRESS_CYCLES, IMAGE_ADDRESS_CYCLES = 10.0, 40.0, 80.0
+"""Cycles of one warp for each copy of whole tiles, of others, and of pixels: instructions of an address wait for one another, so that few
+warps with many copies wait for that. Fitted, as the next two, to 510 tilings of 60 GEMMs and convolutions (H200, 2026-11)."""
+UNEVEN_ROW_INSTRUCTIONS, UNEVEN_ROW_CYCLES = 20.0, 80.0
+"""Instructions, and cycles of one warp, that each copy takes more where a row in shared memory is no power of 2, so that its index is
+divided."""
+UNEVEN_EPILOGUE_FACTOR = 2.5
+"""Ratio of the times to store tiles whose columns are no power of 2 and others."""
+SPLIT_K_LAUNCH_FRACTION = 0.7
+"""Part of a launch's time that the kernel takes which adds up split-K's partial results, besides their bytes: its launch overlaps with the
+kernel before. Fitted to 60 GEMMs and convolutions of 3 to 8 us, as all of them were predicted 1.2 times too slow (H200, 2026-11)."""
 WARP_COPY_BYTES = 512
 """Bytes that a warp copies at once at most."""
 BOUNDED_INT8_VECTOR = 4
@@ -280,7 +294,7 @@ def _grid(setting: _Setting, tiling: GemmTcParams, stages: int, stored_bytes: fl
         resident=_resident(gemm, tiling, setting.gpu),
         k_tiles=_k_tiles(gemm, tiling),
         stages=stages,
-        epilogue_cycles=stored_bytes / 2 / STORED_BYTES_PER_CYCLE,
+        epilogue_cycles=stored_bytes / 2 / STORED_BYTES_PER_CYCLE * (UNEVEN_EPILOGUE_FACTOR if _is_uneven(tiling.block_n) else 1.0),
     )
 
 
@@ -306,7 +320,9 @@ def _split_k_reduction_secs(gemm: Contraction, split_k: int, gpu: Gpu) -> float:
     """Return the time of the kernel that adds up split-K's partial results, which move as slowly as results are stored."""
     batch, m, n, _ = gemm.extents
     moved_bytes = batch * m * n * dtype_bytes(gemm.accum_dtype) * (split_k + 1)
-    return gpu.launch_secs + moved_bytes / (STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK)
+    return SPLIT_K_LAUNCH_FRACTION * gpu.launch_secs + moved_bytes / (
+        STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK
+    )
 
 
 def _k_tile(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool) -> KTile:
@@ -318,34 +334,54 @@ def _k_tile(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool
     gpu, item_bytes = setting.gpu, dtype_bytes(setting.gemm.a.dtype)
     warp_m, warp_n = tiling.warp_tile
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
-    issue_cycles, register_copies = _copy_cost(setting, tiling, is_double_buffered=is_double_buffered)
+    copies = _copy_cost(setting, tiling, is_double_buffered=is_double_buffered)
     fragments_bytes = tiling.warps * (warp_m + warp_n) * tiling.block_k * item_bytes
     return KTile(
         multiply_cycles=tiling.block_m * tiling.block_n * tiling.block_k / setting.multiplies_per_cycle,
         chain_cycles=tiling.block_k * item_bytes / K_BYTES * MMA_LATENCY_CYCLES,
         smem_cycles=(tile_bytes + fragments_bytes) / gpu.smem_bytes_per_clock_per_sm,
         copy_cycles=tile_bytes / SM_BYTES_PER_CLOCK,
-        issue_cycles=issue_cycles,
+        issue_cycles=copies.issue_cycles,
+        address_cycles=copies.address_cycles,
         overlapped=overlapped_fraction(warp_m // FRAGMENT, warp_n // FRAGMENT, 2 if is_double_buffered else 1),
-        register_copies=register_copies,
+        register_waits=copies.register_waits,
     )
 
 
-def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool) -> tuple[float, float]:
-    """Return the cycles in which one scheduler issues a k-tile's copies, and the copies of one thread that go through its registers."""
+class _CopyCost(NamedTuple):
+    """What a block's copies of a k-tile cost; see `KTile`."""
+
+    issue_cycles: float
+    address_cycles: float
+    register_waits: float
+
+
+def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool) -> _CopyCost:
+    """Return what a block's copies of a k-tile cost."""
     gemm, gpu = setting.gemm, setting.gpu
     item_bytes, threads = dtype_bytes(gemm.a.dtype), tiling.warps * gpu.warp_size
     _, m, n, k = gemm.extents
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
-    issue, register_copies = -tile_bytes / WARP_COPY_BYTES * COPY_INSTRUCTIONS if is_double_buffered else 0.0, 0.0
+    issue = -tile_bytes / WARP_COPY_BYTES * COPY_INSTRUCTIONS if is_double_buffered else 0.0
+    address = waits = 0.0
     is_k_whole, is_k_one_axis = k % (tiling.block_k * tiling.split_k) == 0, len(gemm.k) == 1
-    operands = ((tiling.block_m, m, gemm.m, setting.vectors[0]), (tiling.block_n, n, gemm.n, setting.vectors[1]))
-    for extent, size, axes, widest in operands:
+    operands = ((tiling.block_m, m, gemm.m, gemm.a), (tiling.block_n, n, gemm.n, gemm.b))
+    for (extent, size, axes, operand), widest, resolved in zip(operands, setting.vectors, RESOLVED_COPIES, strict=True):
         is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k
         vector = math.gcd(widest, max(1, elements // threads))
         vectors = elements / (vector if is_whole or item_bytes > 1 else math.gcd(vector, BOUNDED_INT8_VECTOR))
         is_simple = is_whole and is_k_one_axis and len(axes) == 1
-        issue += vectors / gpu.warp_size * (COPY_INSTRUCTIONS if is_simple else BOUNDED_COPY_INSTRUCTIONS)
+        is_divided = not operand.is_k_last and _is_uneven(extent)
+        instructions = COPY_INSTRUCTIONS if is_simple else BOUNDED_COPY_INSTRUCTIONS
+        cycles = ADDRESS_CYCLES if is_simple else IMAGE_ADDRESS_CYCLES if len(axes) > 1 else BOUNDED_ADDRESS_CYCLES
+        issue += vectors / gpu.warp_size * (instructions + is_divided * UNEVEN_ROW_INSTRUCTIONS)
+        address += vectors / threads * (cycles + is_divided * UNEVEN_ROW_CYCLES)
         if widest * item_bytes < MIN_ASYNC_COPY_BYTES:
-            register_copies += vectors / threads
-    return issue, register_copies
+            copies = vectors / threads
+            waits += math.ceil(copies / LOADS_IN_FLIGHT) if copies <= resolved else copies / BRANCHED_LOADS_IN_FLIGHT
+    return _CopyCost(issue, address, waits)
+
+
+def _is_uneven(extent: int) -> bool:
+    """Say whether indices are divided by an extent: it is no power of 2."""
+    return extent.bit_count() > 1

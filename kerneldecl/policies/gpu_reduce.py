@@ -47,6 +47,12 @@ ELEMENT_CYCLES = 24.0
 Fitted to GEMVs on an H200."""
 ENOUGH_UNROLLED = 4
 """Loads that are unrolled where a thread has so many: nvcc unrolls what is left of the loop by itself."""
+WIDE_COLUMNS, WIDE_COLUMNS_COST = 8, 0.08
+"""Columns of a thread from which on sums of columns take longer, and by which part: vectors of eight elements of 16 bits took 1.08 times as
+long as those of four (global pool of 128 x 7 x 7 x 2048) and 3.3 times (2 x 37 million; H200, 2026-11). GEMVs do not."""
+ROLLED_SHARE = 0.1
+"""Part of the latencies of a column by which they are more for each turn that could have been unrolled: GEMVs and sums of float32 took 1.2
+to 2.4 times as long without unrolling, sums of 16 bits less (nine operators, H200, 2026-11)."""
 SECOND_KERNEL_THREADS = 128
 """Threads of a block of the kernel that combines chunks."""
 
@@ -163,6 +169,8 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     steps = -(-vectors // (tiling.chunks * tiling.threads))
     loads = steps * (tiling.tile + rows.operands - 1)
     is_even = vectors % (tiling.chunks * tiling.threads * min(tiling.unroll, steps)) == 0
+    # What unrolled turns leave is a loop of its own: a sum of 9360 float16 by 512 threads, five loads each, took 2.9 us instead of 1.3.
+    has_rest = int(not is_even and rows.operands == 1 and steps > tiling.unroll and steps % tiling.unroll > 0)
     # Lanes without a vector in the last step wait for the others.
     waste = steps * tiling.threads * tiling.chunks / vectors
     return Work(
@@ -179,7 +187,7 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         # one access, its neighbours' are as far from one another, each in a line of its own.
         moved_smem_bytes=rows.points * rows.element
         + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
-        rounds=load_rounds(loads, access_bytes, 0 if is_even else -(-steps // tiling.unroll)),
+        rounds=load_rounds(loads, access_bytes, 0 if is_even else -(-steps // tiling.unroll)) + has_rest,
         barriers=2 * tiling.tile if tiling.threads > gpu.warp_size else 0,
         serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width,
         warp_cycles=WARP_CYCLES,
@@ -224,11 +232,14 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     for width, rows, threads in itertools.product(access_widths(columns, element), COLUMN_ROWS, BLOCK_THREADS[:3]):
         vectors, is_narrow = columns // width, width * element < NARROW_BYTES
         sides = _sides(vectors, threads // rows, is_padded=_is_padded(block))
+        is_converted = len(block.reads) == 1 and element < 4
+        is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and len(block.reads) == 1
         for side, unroll in itertools.product(sides, NARROW_UNROLL if is_narrow else UNROLL):
             smem_bytes = rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0
             if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
                 continue
             blocks = others * -(-vectors // side)
+            rolled = 1.0 if is_converted else 1 + ROLLED_SHARE * (ENOUGH_UNROLLED / unroll - 1)
             # As on rows, there are chunks where blocks are few.
             for chunks in _chunks(gpu, blocks, size, rows):
                 steps = -(-size // (chunks * rows))
@@ -240,10 +251,10 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                     smem_bytes=smem_bytes,
                     flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
                     flops_per_s=gpu.simt_rate("float32"),
-                    dram_bytes=moved,
+                    dram_bytes=moved * (1 + is_wide * WIDE_COLUMNS_COST),
                     l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
                     # Narrow loads are as many as are unrolled, which are fewer bytes than a thread could hold.
-                    rounds=-(-steps // unroll) if is_narrow else rounds(steps * width * element),
+                    rounds=-(-steps // unroll) if is_narrow else rounds(steps * width * element) * rolled,
                     barriers=1 if rows > 1 else 0,
                 )
                 params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}

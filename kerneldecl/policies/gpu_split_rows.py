@@ -31,6 +31,9 @@ ELEMENT_INSTRUCTIONS = {"softmax": 6.0, "layer_norm": 8.0, "rms_norm": 5.0, "red
 """Instructions for an element: converted, compared or added, a power, scaled."""
 WEIGHTS = {"softmax": 0, "layer_norm": 2, "rms_norm": 1, "reduce": 0}
 """Arguments as long as a row, which scale and shift."""
+ENDS_CYCLES = 900.0
+"""Cycles in which a whole row's first and last elements are accessed one by one: softmaxes of 37 x 1951 took 0.3 to 0.5 us more so than
+where all elements are (H200, 2026-11)."""
 SHUFFLES = 20
 """Shuffles of a warp: five for each of two statistics, before the exchange and after it."""
 RIVAL_SLOWDOWN = 1.5
@@ -92,7 +95,7 @@ def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ..
         flops_per_s=gpu.simt_rate("float32"),
         rounds=rounds(kept * element) + WEIGHTS_SHARE * (load_rounds(weights, params.width * element) if weights else 0),
         barriers=1,
-        serial_cycles=INSTRUCTION_CYCLES * instructions * kept + SHUFFLES * SHUFFLE_CYCLES,
+        serial_cycles=INSTRUCTION_CYCLES * instructions * kept + SHUFFLES * SHUFFLE_CYCLES + (ENDS_CYCLES if params.parts == 1 else 0.0),
         warp_cycles=WARP_CYCLES,
     )
     if params.cluster == params.parts:

@@ -32,6 +32,9 @@ MIN_LINE_THREADS, MAX_LINE_THREADS = 64, 1024
 """Threads of a block that goes over whole strips of channels as one line, at least and at most."""
 LEAST_ACCESS = 4
 """Bytes of L1's bandwidth that an access of a lane takes at least."""
+TAP_SHARE = 0.3
+"""Part of DRAM's latency that each tap takes where a block has a part of the channels, in vectors that are not the widest: depthwise
+convolutions with 9 and 25 taps took 2.2 and 4.4 us longer so; why is not known (H200, 2026-11)."""
 MAX_WINDOW = 64
 """Elements of a sliding window along its reduced axes at most: a thread's loads of them are unrolled."""
 OTHER_REGISTERS = 24
@@ -57,9 +60,11 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     column = contiguous_axis(block, main)
     assert column is not None, "it runs across contiguous memory"
     channels, window, element = block.axes[column].extent, points(block, "reduce"), dtype_bytes(main.dtype)
-    windows, moved = points(block, "spatial") // channels, moved_bytes(space)
+    windows, moved, widest = points(block, "spatial") // channels, moved_bytes(space), max(access_widths(channels, element))
     for width, threads, rows, strip in _threads(block, column):
         read = points(block) * element * len(block.reads)
+        # Where a block has a part of the channels, the loads of each tap wait for its weights.
+        taps = window if 1 < width < widest and threads * width < channels and len(block.reads) > 1 else 0
         work = Work(
             blocks=windows * channels // (max(1, rows) * threads * width * max(1, strip)),
             threads=threads * max(1, rows),
@@ -69,7 +74,7 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             dram_bytes=moved,
             l2_bytes=moved * max(1.0, SECTOR_BYTES / (min(channels, threads * width) * element)),
             moved_smem_bytes=read if strip == 0 else max(element, LEAST_ACCESS) * points(block) * _accesses(strip, width),
-            rounds=rounds(window * width * element),
+            rounds=rounds(window * width * element) + TAP_SHARE * taps,
         )
         yield {"threads": threads, "rows": rows, "width": width} | ({"strip": strip} if strip else {}), (work,)
 

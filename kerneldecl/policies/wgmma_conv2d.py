@@ -32,9 +32,10 @@ from kerneldecl.policies import wgmma_matmul
 from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, ImageReduction
-from kerneldecl.policies.hopper.operands import first_reason, smem_rows_unit
+from kerneldecl.policies.hopper.operands import first_reason, smem_rows_unit, tma_lines
 from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import N_UNIT
+from kerneldecl.policies.hopper.tilings import store_chunks
 
 TEMPLATES = ("wgmma_conv2d",)
 KINDS = ("cuda",)
@@ -269,7 +270,14 @@ def smem_bytes(problem: Problem, tiling: Tiling) -> int:
 
 def _estimate(problem: Problem, tiling: Tiling) -> Estimate:
     gpu = problem.gpu
-    cta = model.CtaTile(tiling.block_m, tiling.block_n, tiling.is_pingpong)
+    a, b = (problem.gemm.b, problem.gemm.a) if tiling.swap_ab else (problem.gemm.a, problem.gemm.b)
+    cta = model.CtaTile(
+        tiling.block_m,
+        tiling.block_n,
+        tiling.is_pingpong,
+        tma_lines=(tma_lines(a, tiling.block_m), tma_lines(b, tiling.block_n)),
+        store_chunks=store_chunks(tiling, problem.out_dtype),
+    )
     cost = model.tile_cost(gpu, problem.gemm.a.dtype, _grid(problem, tiling), cta)
     free = gpu.smem_per_block_optin_bytes - smem_bytes(problem, tiling)
     loads = ("threads" if tiling.split_k > 1 else "tma") if problem.has_residual else ""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerneldecl.analysis.contraction import Contraction
+from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.params import CONV_TC_MAX_K_TILES, PERMUTED_ROWS, ConvTcParams
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Access, Block, Gpu, IterSpace, dtype_bytes
@@ -29,6 +30,12 @@ MULTIPLY_SLOWDOWN, MULTIPLY_SLOWDOWN_ALONE = 2.35, 0.77
 block is on the SM. With FRAGMENT_LOAD_SHARE, fitted to 27 tilings of a 7 x 7 convolution of 3 channels on an H200, within 7 %."""
 FRAGMENT_LOAD_SHARE = 0.43
 """Fraction of the time of loads from shared memory that does not overlap with multiplying."""
+BOUNDED_RESULT_CYCLES = 100.0
+"""Cycles in which a thread stores a result of a tile that reaches beyond the image: each is a branch that loads do not cross. As the next
+ones, fitted to 60 tilings of 3 x 3 convolutions of 3 channels, which took 12 to 400 (H200, 2026-11)."""
+BOUNDED_ROW_FACTOR, SINGLE_ROW_FACTOR, WHOLE_ROW_FACTOR, UNEVEN_WARPS_FACTOR = 1.6, 0.5, 0.2, 3.0
+"""Ratio of these cycles where rows reach beyond the image, too; where a tile is one row; where it has whole rows; and where the warps are
+no power of 2, so that indices are divided by them."""
 MAX_FRAGMENTS = 16
 """Accumulator fragments of a warp at most: 128 registers per thread."""
 OTHER_REGISTERS = 40
@@ -174,7 +181,24 @@ def _secs(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams, gpu: G
     # Without an epilogue through shared memory, lanes store half of what L2 takes at once.
     stores = (1 - tiling.smem_epilogue) * results * out_bytes(gemm) / SM_BYTES_PER_CLOCK
     cycles = multiply * (MULTIPLY_SLOWDOWN + MULTIPLY_SLOWDOWN_ALONE / resident) + FRAGMENT_LOAD_SHARE * loads + stores
-    sm_secs = -(-blocks // gpu.sm_count) * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+    sm_blocks = -(-blocks // gpu.sm_count)
+    cycles = sm_blocks * cycles + -(-sm_blocks // resident) * _bounded_store_cycles(window, n, tiling)
+    sm_secs = cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     min_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
     l2_secs = blocks * (copied_bytes + stored_bytes) / gpu.l2_bytes_per_s
     return p_norm(sm_secs, l2_secs, min_bytes / gpu.dram_bytes_per_s, exponent=TENSOR_CORE_OVERLAP) + gpu.launch_secs
+
+
+def _bounded_store_cycles(window: SlidingWindow, filters: int, tiling: ConvTcParams) -> float:
+    """Return the cycles in which a thread stores its results of a tile, one after the other; 0 where no tile reaches beyond the image."""
+    is_row_bounded = window.rows % tiling.rows > 0
+    if not is_row_bounded and window.columns % tiling.columns == 0 and filters % tiling.block_n == 0:
+        return 0.0
+    if is_row_bounded:
+        factor = BOUNDED_ROW_FACTOR
+    elif tiling.columns >= window.columns:
+        factor = WHOLE_ROW_FACTOR
+    else:
+        factor = SINGLE_ROW_FACTOR if tiling.rows == 1 else 1.0
+    factor *= UNEVEN_WARPS_FACTOR if tiling.warps.bit_count() > 1 else 1.0
+    return factor * BOUNDED_RESULT_CYCLES * tiling.rows * tiling.columns * tiling.block_n / (tiling.warps * WARP_LANES)

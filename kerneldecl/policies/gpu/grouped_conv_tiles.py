@@ -37,6 +37,9 @@ TURN_CYCLES, ISSUE_CYCLES, INSTRUCTION_CYCLES = 150.0, 12.0, 3.0
 Assumed, from the latencies of shared memory and of the scheduler."""
 LEAST_BYTES = 64
 """Bytes of a pixel that a block should read or store together: two sectors, as DRAM delivers them."""
+EVEN_COLUMNS, UNEVEN_COLUMNS_FACTOR = 8, 1.15
+"""Pixels of a row that are loaded and found quickly, and the ratio of times where a tile has parts of them and is not as wide as the image:
+tiles of 4 and 7 columns took 1.2 to 1.4 times as long as those of as many pixels in rows of 8 to 32 (H200, 2026-11)."""
 OVERLAP = 4.0
 """Exponent of the p-norm of an SM's multiplications, its shared memory, its instructions and the memories."""
 
@@ -92,8 +95,10 @@ def _secs(sizes: GroupedConvSizes, params: GroupedConvParams, gpu: Gpu) -> float
     rounds = max(1.0, per_sm / resident)
     latency = rounds * (2 * DRAM_LATENCY_SECS + _chain_cycles(sizes, params) / clock)
     exposed = sm_secs / min(resident, per_sm) / 2
+    is_uneven = params.columns % EVEN_COLUMNS > 0 and params.columns < sizes.columns.results
     stored_bytes = params.warp_tiles * N_TILE * dtype_bytes(sizes.out_dtype)
-    return p_norm(sm_secs, *memory_secs(tile, stored_bytes, gpu), latency, exponent=OVERLAP) + exposed + gpu.launch_secs
+    secs = p_norm(sm_secs, *memory_secs(tile, stored_bytes, gpu), latency, exponent=OVERLAP) + exposed
+    return secs * (UNEVEN_COLUMNS_FACTOR if is_uneven else 1.0) + gpu.launch_secs
 
 
 def memory_secs(tile: ConvTile, stored_bytes: int, gpu: Gpu) -> tuple[float, float, float]:

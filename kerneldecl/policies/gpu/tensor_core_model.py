@@ -30,8 +30,11 @@ DIVISION_CYCLES = 40.0
 """Cycles to compute a stage's index where the number of stages is no power of 2."""
 LATE = 0.15
 """Fraction of a copy's latency that a k-tile still waits although it was issued several k-tiles ago: all SMs issue at once."""
-LOADS_IN_FLIGHT = 4.0
-"""Copies through registers that a thread has in flight: those that nvcc finds between two branches."""
+LOADS_IN_FLIGHT, BRANCHED_LOADS_IN_FLIGHT = 16.0, 4.0
+"""Copies through registers of one operand that a thread has in flight: where nvcc resolves their bounds, and where each is a branch that
+others do not cross. The latter took 110 (matrices) to 350 (images) cycles a copy: 110 tilings of ten operators (H200, 2026-11)."""
+RESOLVED_COPIES = (16, 32)
+"""Copies of A and of B up to which their bounds are resolved: GEMMs and convolutions with 4 to 192 copies (H200, 2026-11)."""
 SINGLE_WARP_SHARE = 0.3
 """Fraction of K_TILE_CYCLES that a block of one warp takes, which waits for no other."""
 MMA_LATENCY_CYCLES = 35.0
@@ -56,10 +59,12 @@ class KTile(NamedTuple):
     """Cycles of an SM's bandwidth from L2."""
     issue_cycles: float
     """Cycles of one scheduler, for all copies and their addresses."""
+    address_cycles: float
+    """Cycles of one warp for its copies' addresses, one instruction after the other."""
     overlapped: float
     """Fraction of the shorter of multiplying and loading that overlaps with the longer one."""
-    register_copies: float
-    """Copies of one thread that go through its registers and are waited for; 0 where they are asynchronous."""
+    register_waits: float
+    """Latencies that one thread waits for copies through its registers; 0 where they are asynchronous."""
 
 
 class Grid(NamedTuple):
@@ -116,8 +121,9 @@ def _round_cycles(grid: Grid, k_tile: KTile, resident: int, rounds: int = 1) -> 
     arrival = LOAD_CYCLES / max(1, prefetched)
     division = 0.0 if grid.stages.bit_count() == 1 else DIVISION_CYCLES
     barriers = K_TILE_CYCLES * (SINGLE_WARP_SHARE if grid.warps == 1 else 1.0)
-    waited = barriers + division + LATE * arrival + k_tile.register_copies / LOADS_IN_FLIGHT * LOAD_CYCLES
-    cycles = max(max(busy, rounds * k_tile.chain_cycles) + rounds * waited, resident * k_tile.copy_cycles)
+    waited = barriers + division + LATE * arrival + k_tile.register_waits * LOAD_CYCLES
+    chain = rounds * max(k_tile.chain_cycles, k_tile.address_cycles)
+    cycles = max(max(busy, chain) + rounds * waited, resident * k_tile.copy_cycles)
     # The first stages' copies are in flight before the first k-tile.
     arrivals = rounds * max(0, grid.k_tiles - prefetched) * arrival
     return max(grid.k_tiles * cycles, arrivals) + rounds * EDGE_CYCLES + resident * grid.epilogue_cycles

@@ -25,6 +25,9 @@ PDL_LAUNCH_SECS = 4e-7
 BLOCK_CYCLES = 15.0
 """Cycles in which an SM starts a block, blocks one after another: sums of 16384 rows by 31 and by 4 blocks an SM, and GEMVs of 1024 x 1024,
 on an H200."""
+BLOCK_LAUNCH_SECS = 1.21e-9
+"""Least seconds from the start of a block to that of the next one, wherever on the GPU: kernels of 8000 to 600000 blocks of 5 to 256
+threads, of six templates, took 1.21 to 1.27 ns a block (40 candidates of 14 operators on an H200, 2026-11)."""
 BARRIER_SECS = 3e-8
 """Seconds in which a block's threads meet and read what the others left in shared memory: some 50 cycles."""
 COMBINE_SECS = 1.1e-7
@@ -34,6 +37,12 @@ DRAM_SHARE = 0.92
 OVERLAP = 3.5
 """Exponent of the p-norm of times that overlap: 1 would be no overlap, infinity a perfect one. Fitted to all memory-bound kernels on an
 H200."""
+FEW_TURNS = 4
+"""Turns of an SM's blocks up to which the last one counts as whole: a few blocks that are left take as long as all. Fitted to 190 operators
+on an H200 (2026-11)."""
+EXPOSED, EXPOSED_POWER = 0.6, 1.5
+"""Part of the shorter of latency and throughput's time that an SM's only block does not overlap, since it loads, computes and stores in
+turn; and the power of an SM's blocks by which that is less. Fitted to 190 operators on an H200 (2026-11)."""
 SM_BYTES_PER_CLOCK = 64.0
 """Bytes that one SM can draw from L2 in a cycle."""
 THREAD_BYTES = 64
@@ -119,7 +128,8 @@ def predicted_secs(gpu: Gpu, work: Work) -> float:
     if math.isinf(filled):
         return math.inf
     latency = max(1.0, filled) * (work.rounds * DRAM_LATENCY_SECS + work.barriers * BARRIER_SECS)
-    return max(*_throughput_secs(gpu, work), work.dram_bytes / gpu.dram_bytes_per_s, latency) + gpu.launch_secs
+    started = work.blocks * BLOCK_LAUNCH_SECS
+    return max(*_throughput_secs(gpu, work), work.dram_bytes / gpu.dram_bytes_per_s, latency, started) + gpu.launch_secs
 
 
 def streamed_secs(gpu: Gpu, work: Work) -> float:
@@ -133,13 +143,15 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
         return math.inf
     blocks_per_sm = -(-work.blocks // gpu.sm_count)
     turns = max(1.0, blocks_per_sm / resident)
+    turns = math.ceil(turns) if turns < FEW_TURNS else turns
     serial_secs = work.serial_cycles / gpu.clock_hz
     # Later blocks start while others work.
     start_cycles = work.warp_cycles * min(blocks_per_sm, resident) * -(-work.threads // gpu.warp_size) + BLOCK_CYCLES * blocks_per_sm
     start_secs = start_cycles / gpu.clock_hz
     latency = start_secs + turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
-    times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE), latency)
-    return p_norm(*times, exponent=OVERLAP) + launch_secs(gpu)
+    times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE))
+    exposed = EXPOSED * min(latency, max(times)) / math.pow(min(resident, blocks_per_sm), EXPOSED_POWER)
+    return max(p_norm(*times, latency, exponent=OVERLAP) + exposed, work.blocks * BLOCK_LAUNCH_SECS) + launch_secs(gpu)
 
 
 def launch_secs(gpu: Gpu) -> float:

@@ -6,12 +6,14 @@ Knows nothing of tiles or of times.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
 from kerneldecl.analysis.contraction import NOT_MULTIPLY_ACCUMULATE, Contraction, Operand
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS, TMA_ALIGN_BYTES
 from kerneldecl.analysis.tensor_cores import accumulators
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
+from kerneldecl.policies.gpu.time_model import LINE_BYTES
 
 RESIDUAL_BYTES = 2
 """Bytes of an element of a residual that TMA loads to where results are stored from: stmatrix stores 16 bits."""
@@ -82,6 +84,18 @@ def smem_rows_unit(operand: Operand) -> int:
     That is 8 with k last, the rows that TMA's swizzle permutes together; else 64, which are contiguous in one swizzled row.
     """
     return SWIZZLE_ROWS if is_k_last_in_smem(operand) else MMA_TILE_ROWS
+
+
+def tma_lines(operand: Operand, extent: int) -> float:
+    """Return the lines of the caches that TMA reads for an operand's k-tile of `extent` rows; 0 where TMA does not load it.
+
+    A row of shared memory is as long as a line, but where the rows in memory are no multiples of lines, most of them touch two.
+    """
+    if not is_tma_loadable(operand):
+        return 0.0
+    unit = smem_rows_unit(operand)
+    aligned = math.gcd(operand.contiguous * dtype_bytes(operand.dtype), LINE_BYTES)
+    return -(-extent // unit) * unit * (2 - aligned / LINE_BYTES)
 
 
 def register_load_bytes(operand: Operand, extent: int, *, is_a: bool = False) -> int:

@@ -16,6 +16,7 @@ from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_CHOICES,
     MAX_STAGES,
     MIN_STAGES,
+    MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
     WARPGROUP_THREADS,
     epilogue_tile_bytes,
@@ -25,8 +26,17 @@ from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.operands import are_tma_loadable, is_from_registers, k_tile_items, register_load_bytes, smem_rows_unit
+from kerneldecl.policies.hopper.operands import (
+    are_tma_loadable,
+    is_from_registers,
+    k_tile_items,
+    register_load_bytes,
+    smem_rows_unit,
+    tma_lines,
+)
 
+EPILOGUE_ITEM_BYTES = 2
+"""Bytes of results that go through shared memory: stmatrix stores elements of 16 bits."""
 STAGGERED_MIN_STAGES = 4
 """Least stages of the staggered schedule, whose second consumer holds some of them longer."""
 FEWER_STAGES = (6, 4)
@@ -169,6 +179,8 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
         register_load_bytes=register_load_bytes(gemm.a, tiling.block_m, is_a=True) + register_load_bytes(gemm.b, tiling.block_n),
         is_staggered=tiling.is_staggered,
         a_consumers=tiling.consumers if is_from_registers(gemm.a) else 0,
+        tma_lines=(tma_lines(gemm.a, tiling.block_m), tma_lines(gemm.b, tiling.block_n)),
+        store_chunks=store_chunks(tiling, problem.out_dtype),
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
@@ -199,6 +211,18 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         dram_bytes=dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group * tiling.cluster_m), gpu.sm_count),
         operand_bytes=(gemm.a.size_bytes, gemm.b.size_bytes),
     )
+
+
+def store_chunks(tiling: WgmmaParams, out_dtype: str) -> int:
+    """Return in how many chunks a consumer stores a tile's results, 0 where they do not go through shared memory.
+
+    A chunk has up to 64 columns, as many as divide the tile's.
+    """
+    if dtype_bytes(out_dtype) != EPILOGUE_ITEM_BYTES or tiling.split_k > 1:
+        return 0
+    is_whole = bool(tiling.swap_ab) and tiling.block_n <= MMA_TILE_ROWS
+    width = tiling.block_n if is_whole else math.gcd(tiling.block_n, MMA_TILE_ROWS)
+    return tiling.thread_accumulators * WARPGROUP_THREADS // (MMA_TILE_ROWS * width)
 
 
 def _clusters(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 Knows nothing of TVM, of templates or of where tiles come from: pixels of a convolution are as good as rows of a matrix.
 
 Constants called fitted were fitted together to 500 kernels on an H200 (2026-11): GEMMs of 1024 to 8192 with 8- and 16-bit operands,
-of 16 and 64 rows with wide weights, of 512 with short k, and convolutions.
+of 16 and 64 rows with wide weights, of 512 with short k, and convolutions. Those of prologue, epilogue, chunks and split-K were then
+refitted to 650 kernels of 50 GEMMs and convolutions drawn at random.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kerneldecl.analysis.hopper_limits import (
 )
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SUSTAINED_CLOCK
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, p_norm
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, LINE_BYTES, SM_BYTES_PER_CLOCK, p_norm
 
 ACCUM_BYTES = 4
 """Bytes of an accumulator at most."""
@@ -62,12 +63,15 @@ L2_PARTITIONS = 2
 
 # Prologue, epilogue and clusters
 
-PROLOGUE_SECS = 1.5e-7
+PROLOGUE_SECS = 3e-7
 """Seconds before the first wgmma: barriers, the cluster's first synchronisation, the first stage from DRAM. Fitted."""
 STAGE_FILL_SECS = 2.2e-8
 """Seconds per stage to start the loads that fill the pipeline. Fitted."""
-EPILOGUE_BYTES_PER_CYCLE = 34.0
+EPILOGUE_BYTES_PER_CYCLE = 40.0
 """Bytes per SM and cycle at which results leave registers through shared memory. Fitted."""
+CHUNK_SECS = 1e-7
+"""Least seconds of a chunk of results, however narrow: a barrier, and TMA's store. Tiles of 136 to 248 columns that 16 does not divide,
+whose chunks have 8 columns, took 0.09 us a chunk more than tiles of whole chunks, half of which is overlapped (H200, 2026-11)."""
 RESIDUAL_CHUNK_SECS = 7e-7
 """Seconds for each chunk of 64 x 64 results whose residual threads load before they store it: between 0.5 (GEMM of 2048 x 768 x 768, three
 chunks) and 1.2 (3 x 3 convolution of 320 channels, six chunks; H200, 2026-11). TMA loads whole tiles meanwhile, where they have room."""
@@ -75,13 +79,14 @@ STAGGERED_EXPOSED_EPILOGUE = 0.4
 """Part of an epilogue that is not hidden by the other consumer in the staggered schedule. Assumed."""
 CLUSTER_SECS = 7.5e-7
 """Seconds for which the CTAs of a cluster wait for each other at the start and at the end. Fitted."""
-LARGE_CLUSTERS_PER_UNPLACED = 11
+LARGE_CLUSTERS_PER_UNPLACED, ODD_CLUSTERS_PER_UNPLACED = 11, 5
 """Clusters of more than 2 CTAs that would fill the SMs, for each one that finds no room: a cluster lies within one GPC, and those have
-16 or 18 SMs. An H200 holds 30 clusters of 4 at once (2026-11)."""
+16 or 18 SMs. Powers of 2 first: an H200 holds 30 clusters of 4 at once; other sizes leave more of a GPC idle: 36 clusters of 3 ran at
+once, but neither 40 of 3, 24 of 5, 20 of 6 nor 16 of 7 (30 GEMMs, 2026-11)."""
 
 # Split-K and stream-K
 
-SPLIT_K_CTA_SECS = 1.4e-7
+SPLIT_K_CTA_SECS = 1e-7
 """Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first: float8 17 x 272 x 9232 took 7.0, 4.6 and 3.9 us
 with 2, 4 and 8 (H200, 2026-11)."""
 SPLIT_K_BYTES_PER_CYCLE = 8.6
@@ -131,6 +136,10 @@ class CtaTile(NamedTuple):
     """Whether the second of two consumers is some k-tiles behind the first."""
     a_consumers: int = 0
     """Consumers that load A's k-tiles to registers for wgmma; 0 where it reads them in shared memory."""
+    tma_lines: tuple[float, float] = (0.0, 0.0)
+    """Lines of the caches that TMA reads for a k-tile of A and of B; 0 where none is known to begin or end amid a line."""
+    store_chunks: int = 0
+    """Chunks in which each consumer stores a tile's results through shared memory, one after the other; 0 where they do not go there."""
 
 
 class TileGrid(NamedTuple):
@@ -196,7 +205,9 @@ class TileCost(NamedTuple):
 def resident_clusters(gpu: Gpu, cluster_ctas: int) -> int:
     """Return how many clusters the GPU holds at once, one CTA on each SM."""
     clusters = gpu.sm_count // cluster_ctas
-    return clusters if cluster_ctas <= 2 else clusters - clusters // LARGE_CLUSTERS_PER_UNPLACED
+    if cluster_ctas <= 2:
+        return clusters
+    return clusters - clusters // (LARGE_CLUSTERS_PER_UNPLACED if cluster_ctas.bit_count() == 1 else ODD_CLUSTERS_PER_UNPLACED)
 
 
 def resident_ctas(gpu: Gpu, smem_bytes: int, accum_registers: int) -> int:
@@ -235,9 +246,9 @@ def tile_cost(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> TileCost:
         grid=grid,
         cta=cta,
         sm_tiles=-(-grid.tiles * grid.split_k // (grid.cluster_ctas * resident_clusters(gpu, grid.cluster_ctas))),
-        k_tile_secs=_k_tile_costs(gpu, dtype, cta),
+        k_tile_secs=_k_tile_costs(gpu, dtype, grid, cta),
         kernel_secs=_kernel_costs(gpu, dtype, grid, cta),
-        epilogue_secs=results * grid.out_bytes / (EPILOGUE_BYTES_PER_CYCLE * cycles_per_s),
+        epilogue_secs=max(results * grid.out_bytes / (EPILOGUE_BYTES_PER_CYCLE * cycles_per_s), cta.store_chunks * CHUNK_SECS),
         split_k_secs=_split_k_secs(gpu, grid, results) if grid.split_k > 1 else 0.0,
     )
 
@@ -251,8 +262,11 @@ def _split_k_secs(gpu: Gpu, grid: TileGrid, results: int) -> float:
     return SPLIT_K_CTA_SECS * (grid.split_k - 1) + results * ACCUM_BYTES / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
 
 
-def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, float, float]:
-    """Return the seconds of one k-tile on one SM: wgmma, its reads of shared memory, TMA loads, loads through registers."""
+def _k_tile_costs(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> tuple[float, float, float, float]:
+    """Return the seconds of one k-tile on one SM: wgmma, its reads of shared memory, TMA loads, loads through registers.
+
+    Each CTA of a cluster reads its part of the lines that they share, and receives all of them.
+    """
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     multiply_adds = cta.block_m * cta.block_n * K_TILE_BYTES / dtype_bytes(dtype)
     smem_bytes = cta.block_m / MMA_TILE_ROWS * (MMA_TILE_ROWS + cta.block_n) * K_TILE_BYTES
@@ -261,10 +275,11 @@ def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, flo
     via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
     instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
     via_registers += instructions / (gpu.warp_size * SM_PARTITIONS * cycles_per_s)
+    read_bytes = LINE_BYTES * (cta.tma_lines[0] / grid.cluster_n + cta.tma_lines[1] / grid.cluster_m)
     return (
         multiply_adds * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * SM_TENSOR_RATE_FRACTION),
         smem_bytes / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s),
-        stage_bytes(cta.block_m, cta.block_n) / (SM_BYTES_PER_CLOCK * cycles_per_s),
+        max(stage_bytes(cta.block_m, cta.block_n), read_bytes) / (SM_BYTES_PER_CLOCK * cycles_per_s),
         via_registers,
     )
 

@@ -107,8 +107,9 @@ def test_proposals_are_ranked_distinct_and_repeatable(policy: ModuleType, make: 
     ("policy", "make"), [pair for pair in SUITED if pair[0] is not gpu_fallback], ids=lambda value: getattr(value, "__name__", "")
 )
 def test_large_functions_move_16_bytes_a_thread_first(policy: ModuleType, make: Make) -> None:
+    """But for sums of columns, of which 8 bytes a thread took 0.93 of the time and less (global pool of 128 x 7 x 7 x 2048, H200)."""
     first, *_ = policy.propose(make(4096, 4096), H200, 20)
-    assert dict(first.candidate.params)["width"] == 8
+    assert dict(first.candidate.params)["width"] in ({4, 8} if make is column_sum and policy is gpu_reduce else {8})
 
 
 def test_few_long_rows_have_many_threads_each() -> None:
