@@ -34,6 +34,10 @@ BLOCKS_N = (32, 64, 128, 256)
 BLOCK_K = 8
 """K of a k-tile. Longer k-tiles were slower wherever they were measured: they compute an address for each element that they copy."""
 THREAD_TILES = ((4, 4), (4, 8), (8, 4), (8, 8))
+EXACT_FROM = 1.15
+"""Columns of the usual tiles, as a multiple of those that there are, from which a tile of all of them is tried."""
+EXACT_WARPS, EXACT_THREAD_N = (1, 2, 3, 4), (3, 5, 6, 7, 9, 10)
+"""Warps along the columns of such a tile, and columns of a thread: with more, accumulators of eight rows leave nvcc too few registers."""
 THREADS = range(32, 513)
 STAGES = (2, 4)
 FEW_BLOCKS_STAGES = 8
@@ -45,7 +49,9 @@ SAME_TILE = 4
 OTHER_REGISTERS = 24
 """Registers of a thread besides accumulators, operands of two values of k and its part of the next k-tile, as nvcc gives for sm_90."""
 MAX_REGISTERS = 128
-"""Registers that nvcc gives at most to a thread whose tile is in THREAD_TILES."""
+"""Registers that nvcc gives at most to a thread whose tile is in THREAD_TILES; to one of more accumulators as many as they are more."""
+MOST_ACCUMULATORS = 64
+"""Accumulators of a thread whose tile is the largest in THREAD_TILES."""
 
 # Cycles of a thread's scheduler, fitted to the times of 320 kernels on an H200.
 ADDRESS_CYCLES = 4.0
@@ -85,7 +91,8 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 def tilings(gemm: Contraction, gpu: Gpu) -> Iterator[GemmSimtParams]:
     """Yield the search space: tiles that whole warps divide, with the most stages that fit shared memory."""
     _, m, n, _ = gemm.extents
-    for block_m, block_n, (thread_m, thread_n) in itertools.product(block_extents(m, BLOCKS_M), block_extents(n, BLOCKS_N), THREAD_TILES):
+    usual = itertools.product(block_extents(n, BLOCKS_N), THREAD_TILES)
+    for block_m, (block_n, (thread_m, thread_n)) in itertools.product(block_extents(m, BLOCKS_M), (*usual, *_exact_columns(n))):
         bare = GemmSimtParams(block_m=block_m, block_n=block_n, block_k=BLOCK_K, thread_m=thread_m, thread_n=thread_n, stages=1)
         if block_m % (thread_m * SIMT_WARP_ROWS) or block_n % (thread_n * SIMT_WARP_COLUMNS) or bare.threads not in THREADS:
             continue
@@ -96,12 +103,28 @@ def tilings(gemm: Contraction, gpu: Gpu) -> Iterator[GemmSimtParams]:
         least = MIN_K_TILES if k_tiles >= 2 * MIN_K_TILES else SHORT_MIN_K_TILES
         for split_k in split_k_choices(gemm.extents[0] * rows * columns, k_tiles, least, gpu, resident):
             for stages in _stages(gemm, bare._replace(split_k=split_k), gpu):
-                for vector_n in _vectors_n(gemm):
+                for vector_n in _vectors_n(gemm, thread_n):
                     yield bare._replace(stages=stages, raster_group=raster_group, split_k=split_k, vector_n=vector_n)
 
 
-def _vectors_n(gemm: Contraction) -> tuple[int, ...]:
-    """Return how many neighbouring columns of a thread to try: where rows of the result end amid vectors, lanes store neighbours, too."""
+def _exact_columns(n: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the columns of tiles that hold all of few columns, with the rows and columns of a thread, where the usual tiles waste many."""
+    columns = -(-n // SIMT_WARP_COLUMNS) * SIMT_WARP_COLUMNS
+    if min(-(-n // block) * block for block in BLOCKS_N) < EXACT_FROM * columns:
+        return
+    for warps in EXACT_WARPS:
+        thread_n, rest = divmod(columns, SIMT_WARP_COLUMNS * warps)
+        if not rest and thread_n in EXACT_THREAD_N:
+            yield from ((columns, (thread_m, thread_n)) for thread_m in (4, 8))
+
+
+def _vectors_n(gemm: Contraction, thread_n: int) -> tuple[int, ...]:
+    """Return how many neighbouring columns of a thread to try: where rows of the result end amid vectors, lanes store neighbours, too.
+
+    An odd number of columns has no vectors.
+    """
+    if thread_n % 2:
+        return (1,)
     return (SIMT_VECTOR,) if gemm.out_contiguous % SIMT_VECTOR == 0 else (SIMT_VECTOR, 1)
 
 
@@ -144,7 +167,8 @@ def registers(tiling: GemmSimtParams, gpu: Gpu) -> int:
     """
     held = (tiling.block_m + tiling.block_n) * tiling.block_k // tiling.threads if tiling.stages == 2 else 0
     wanted = tiling.thread_m * tiling.thread_n + 2 * (tiling.thread_m + tiling.thread_n) + held + OTHER_REGISTERS
-    return min(wanted, MAX_REGISTERS, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
+    most = MAX_REGISTERS + max(0, tiling.thread_m * tiling.thread_n - MOST_ACCUMULATORS)
+    return min(wanted, most, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
 
 
 def _estimate(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu) -> Estimate:

@@ -231,8 +231,11 @@ def column_reduction(
 
 def _padded(
     sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], tiling: ColumnTiling
-) -> tuple[blocks.Leaf, Sequence[blocks.Leaf], Sequence[blocks.Leaf]]:
-    """Pad columns and rows of a sum of products to whole tiles where columns are none; return it, the blocks after it, those that pad."""
+) -> tuple[blocks.Leaf, Sequence[blocks.Leaf], Sequence[blocks.Leaf]] | None:
+    """Pad columns and rows of a sum of products to whole tiles where columns are none; return it, the blocks after it, those that pad.
+
+    None where they are not to be told apart any more.
+    """
     column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
     reduced = [at for at, axis in enumerate(axes) if axis.kind == "reduce" and axis.extent > 1]
     is_whole = column is None or axes[column].extent % (tiling.width * tiling.threads) == 0
@@ -242,9 +245,14 @@ def _padded(
     # Unrolled loads beyond the last row would cost more than their bounds where there are few rows.
     unroll = min(tiling.unroll, -(-axes[reduced[0]].extent // rows))
     tiles = {column: tiling.width * tiling.threads, reduced[0]: rows * unroll}
-    sch.pad_einsum(leaf.rv, [tiles.get(at, 1) for at in range(len(axes))])
+    try:
+        sch.pad_einsum(leaf.rv, [tiles.get(at, 1) for at in range(len(axes))])
+    except ScheduleError:  # of other indices than axes, as a convolution's
+        return leaf, rest, ()
     found = blocks.leaves(sch) or []
-    at = next(at for at, each in enumerate(found) if each.block.is_reduction)
+    at = next((at for at, each in enumerate(found) if each.block.is_reduction), len(found))
+    if len(found) < at + 2:
+        return None
     padding, leaf, (cut, *after) = found[:at], found[at], found[at + 1 :]
     if after:
         sch.compute_inline(cut.rv)
@@ -331,6 +339,6 @@ def reduction(
     leaf, rest = found
     if params["strided"]:
         tiling = ColumnTiling.of(params)
-        leaf, rest, padding = _padded(sch, leaf, rest, tiling)
-        return column_reduction(sch, leaf, rest, tiling, padding)
+        padded = _padded(sch, leaf, rest, tiling)
+        return padded is not None and column_reduction(sch, padded[0], padded[1], tiling, padded[2])
     return row_reduction(sch, leaf, rest, RowTiling.of(params, is_paired=is_paired))
