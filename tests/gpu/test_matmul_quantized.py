@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.gpu_kernels import Case, Checked, proposed
+from support.gpu_kernels import Case, Checked, given, proposed
 
 pytestmark = pytest.mark.gpu
 
@@ -15,6 +15,11 @@ FLOAT8: dict[str, Any] = {
 }  # fmt: skip
 MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
 NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
+CLUSTERS: tuple[dict[str, Any], ...] = (
+    {"rows": 32, "warps_n": 4, "warps_k": 2, "stages": 3, "split_k": 2, "stream": 0},
+    {"rows": 64, "warps_n": 1, "warps_k": 2, "stages": 2, "split_k": 8, "stream": 1},
+    {"rows": 16, "warps_n": 1, "warps_k": 4, "stages": 4, "split_k": 4, "stream": 1},
+)
 OTHERS: dict[str, dict[str, Any]] = {
     "bfloat16, zero points, groups of 32": {"m": 40, "dtype": "bfloat16", "zero_points": True, "group": 32},
     "columns, bias and residual": {"m": 17, "scales": "column", "epilogue": ["bias", "add"]},
@@ -32,7 +37,11 @@ CASES = [
         for m in (1, 3, 8, 16, 31, 64)
     ),
     *(
-        Case(f"{name}, by mma.sync", "matmul_quantized", INT4 | attrs, proposed("gpu_matmul_packed", step=20))
+        Case(f"int4, {m} rows by mma.sync in clusters", "matmul_quantized", INT4 | {"m": m}, given("gpu_matmul_packed", *CLUSTERS))
+        for m in (1, 17)
+    ),
+    *(
+        Case(f"{name}, by mma.sync", "matmul_quantized", INT4 | attrs, proposed("gpu_matmul_packed", step=9))
         for name, attrs in OTHERS.items()
         if attrs["m"] <= 64
     ),

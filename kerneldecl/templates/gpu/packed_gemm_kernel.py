@@ -129,7 +129,7 @@ def _run(kernel, ids):
     if kernel.pdl:
         # The next kernel may start as soon as SMs have room: it waits, as this one does, until its preceding kernel has ended.
         T.ptx.griddepcontrol.launch_dependents()
-        T.cuda.func_call(prefetch, values, block, rank, warp, lane, source_code=source)
+        T.cuda.func_call(prefetch, values, scales, zeros, block, rank, warp, lane, source_code=source)
         T.ptx.griddepcontrol.wait()
     T.cuda.func_call(multiply, values, scales, zeros, activations, memory.ptr_to([0]), block, rank, warp, lane, source_code=source)
     _finish(kernel, partials, block, rank, warp * WARP_LANES + lane)

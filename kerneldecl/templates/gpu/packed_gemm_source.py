@@ -21,7 +21,7 @@ _NAMES = {"float16": ("half", "f16", "__half2float"), "bfloat16": ("__nv_bfloat1
 def multiply_source(sizes: PackedSizes, params: PackedParams, dtype: str) -> tuple[str, str, str]:
     """Return the names of two functions and their CUDA: one prefetches a warp's first weights to L2, the other leaves partial results.
 
-    Their arguments are weights, scales and zero points, then for the second the activations and shared memory, then the block of rows, the
+    Their arguments are weights, scales and zero points, for the second then the activations and shared memory, then the block of rows, the
     thread block's rank in its cluster, warp and lane. Partial results are [warp along k, row of activations, row of weights].
     """
     _, mma, _ = _NAMES[dtype]
@@ -142,22 +142,27 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"
 template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory"); }
 
-__device__ __forceinline__ void prefetch(const void* values, int block, int rank, int number, int lane) {
+__device__ __forceinline__ void prefetch_line(const unsigned char* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
+
+__device__ __forceinline__ void prefetch(const void* values, const void* scales, const void* zeros, int block, int rank, int number,
+                                         int lane) {
   Warp warp{};
   warp.values = static_cast<const unsigned char*>(values);
   warp.row = (block * WARPS_N + number % WARPS_N) * ROWS;
-  warp.lane = lane;
-  int begin = rank * BLOCK_STEPS + number / WARPS_N, end = min(STEPS, (rank + 1) * BLOCK_STEPS);
+  int begin = rank * BLOCK_STEPS + number / WARPS_N, end = min(STEPS, (rank + 1) * BLOCK_STEPS), row = min(warp.row, N - 1);
 #pragma unroll
   for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
     int step = begin + ahead * WARPS_K;
+    if (step >= end) break;
 #pragma unroll
     for (int first = 0; first < TILES_K * TILES * 4; first += 32) {
-      int line = first + warp.lane;
-      if (step < end && line < TILES_K * TILES * 4) {
-        const unsigned char* from = weights_of(warp, step * TILES_K + line / (TILES * 4), line / 4 % TILES) + line % 4 * 128;
-        asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
-      }
+      int line = first + lane, k_tile = step * TILES_K + line / (TILES * 4);
+      if (line < TILES_K * TILES * 4) prefetch_line(weights_of(warp, k_tile, line / 4 % TILES) + line % 4 * 128);
+    }
+    int place = (step * STEP / GROUP + lane % STEP_SCALES) * N + row;
+    if (lane < STEP_SCALES) {
+      prefetch_line(static_cast<const unsigned char*>(scales) + place * SCALE_BYTES);
+      if (HAS_ZEROS) prefetch_line(static_cast<const unsigned char*>(zeros) + place);
     }
   }
 }
@@ -261,7 +266,7 @@ __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4],
 {prepared}
   float sums[TILES][FRAGMENTS][4];
   unsigned b[FRAGMENTS][4], bias[TILES][2];
-  uint2 words[TILES];
+  uint4 words[TILES];
 #pragma unroll
   for (int part = 0; part < STEP / 16; ++part) {{
     int group = part / GROUP_PARTS;
@@ -271,14 +276,15 @@ __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4],
     }}
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {{
-      const unsigned char* from = stage + (part / 4 * TILES + tile) * 512 + lane * 16 + part / 2 % 2 * 8;
-      if (part % 2 == 0) words[tile] = *reinterpret_cast<const uint2*>(from);
+      const unsigned char* from = stage + (part / 4 * TILES + tile) * 512 + lane * 16;
+      if (part % 4 == 0) words[tile] = *reinterpret_cast<const uint4*>(from);
       if (part % GROUP_PARTS == 0) {{
         {bias}
 #pragma unroll
         for (int i = 0; i < FRAGMENTS * 4; ++i) sums[tile][i / 4][i % 4] = 0.0f;
       }}
-      unsigned a[4], word = part % 2 == 0 ? words[tile].x : words[tile].y;
+      const uint4 four = words[tile];
+      unsigned a[4], word = part % 4 == 0 ? four.x : part % 4 == 1 ? four.y : part % 4 == 2 ? four.z : four.w;
       {fragments}
 #pragma unroll
       for (int fragment = 0; fragment < FRAGMENTS; ++fragment) mma(sums[tile][fragment], a, b[fragment] + part % 2 * 2);

@@ -86,6 +86,11 @@ def test_computes_what_the_rule_does(name: str) -> None:
     rule, mod = rule_of(attrs), made(attrs, params, load_arch(ROOT, "h200"))
     assert mod is not None
     kernel = Kernel(mod["main"])
+    # The emulator checks that L2 prefetches lie within the arguments.
+    before, wait, behind = kernel.source.rpartition("__global__")[2].partition("griddepcontrol_wait()")
+    assert wait
+    assert "::prefetch" in before
+    assert "::multiply" in behind
     [out] = rule.signature().outputs
     inputs = rule.inputs(np.random.default_rng(1))
     for seed in (1, 2):
