@@ -2,10 +2,10 @@
 
 Knows nothing of who waits for the loads.
 
-TMA fills rows beyond a tensor with zeros, and takes longer for one of them than for one that it reads: five to seven cycles for 128
-bytes, against three. A GEMM of 305 rows by a kernel of two tiles of 168 took 24.4 us, of 336 rows 20.8; one of 361 by two tiles of 208
-30.3, of 416 rows 23.2 (float16, n = k = 4096, H200, 2026-11). What wgmma makes of rows that nobody loaded belongs to results that are not
-stored.
+TMA fills rows beyond a tensor with zeros, and by all signs takes longer for one of them than for one that it reads: five to seven cycles
+for 128 bytes, against three, fit the times of GEMMs with and without. One of 305 rows by a kernel of two tiles of 168 took 24.4 us, of
+336 rows 20.8; one of 361 by two tiles of 208 30.3, of 416 rows 23.2 (float16, n = k = 4096, H200, 2026-11). What wgmma makes of rows that
+nobody loaded belongs to results that are not stored.
 """
 
 from __future__ import annotations
