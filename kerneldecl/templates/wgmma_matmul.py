@@ -34,6 +34,8 @@ consumer's epilogue buffer of 64 x 64 results of 16 bits (as many of 1, 2, 4 as 
 block_m * block_n * 4 bytes (2 of float16 accumulators; none with a workspace), 1 KiB of barriers and alignment. CTAs of one consumer
 share an SM if it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are
 multiplied, where epilogue buffers for a whole tile fit, without split-K and stream-K; else threads load it chunk by chunk.
+The last rows of an operand that fill no tile are loaded alone where k is contiguous; wgmma multiplies what a stage holds in place of the
+others, for results that are not stored.
 Operands whose rows are no multiples of 16 bytes, and those of 8 or 32 bits whose k is not contiguous, are loaded through registers
 (without `pack`); that takes clusters of 1. wgmma's operand A of TF32 is not: TMA loads it as it lies, and consumers give it to wgmma in
 registers. That is A, or B with `swap_ab`.

@@ -46,6 +46,11 @@ class TmaLoader(NamedTuple):
         """Return the bytes of a tile that begins at a row, as many as `load_tile` has loaded by all CTAs that share it."""
         return self.operand.stage_bytes if self.boxes.tail is None else self.boxes.tail.loaded_bytes(row)
 
+    def tail_row(self, row: Any) -> Any:
+        """Return where in the last rows of an operand, which begin at a row, this CTA's box begins."""
+        assert self.boxes.tail is not None
+        return 0 if self.boxes.tail.ctas == 1 else self.share * self.boxes.tail.box_rows(row)
+
     def exists(self, number: Any) -> Any:
         return True if self.boxes.total == 0 else number < self.boxes.total
 
@@ -73,15 +78,22 @@ def _load_box(loader, row, at, stage, number, barrier):
 
 @T.inline
 def _load_rows(loader, row, at, stage, barrier):
-    """Have one thread load a tile by one box: a full one, the last rows alone, or nothing behind them."""
+    """Have one thread load its box of a tile: of a full one, of the last rows alone, or nothing behind them."""
     batch, k_tile = meta_vars(at)
     boxes = T.meta_var(loader.boxes)
     if boxes.tail.fills(row):
-        _load_box(loader, row, at, stage, 0, barrier)
+        _load_box(loader, row, at, stage, loader.number_of(0), barrier)
     elif boxes.tail.begins(row):
-        T.ptx[LOAD.format(boxes.map.rank, "")](
-            loader.stages.ptr_to([stage, 0]), T.address_of(loader.tail_map), *boxes.coords(batch, row, k_tile, 0), barrier
-        )
+        first = T.meta_var(loader.tail_row(row))
+        place = T.meta_var(loader.stages.ptr_to([stage, first * loader.operand.row_elements]))
+        if loader.mask is None:
+            T.ptx[LOAD.format(boxes.map.rank, "")](
+                place, T.address_of(loader.tail_map), *boxes.coords(batch, row + first, k_tile, 0), barrier
+            )
+        else:
+            T.ptx[LOAD.format(boxes.map.rank, MULTICAST)](
+                place, T.address_of(loader.tail_map), *boxes.coords(batch, row + first, k_tile, 0), barrier, loader.mask
+            )
 
 
 @T.inline
@@ -103,9 +115,10 @@ def prefetch_tile(loader, row, at):
     boxes = T.meta_var(loader.boxes)
     if boxes.tail is not None:
         if boxes.tail.fills(row):
-            T.ptx[PREFETCH.format(boxes.map.rank)](T.address_of(loader.map), *boxes.coords(batch, row, k_tile, 0))
+            T.ptx[PREFETCH.format(boxes.map.rank)](T.address_of(loader.map), *boxes.coords(batch, row, k_tile, loader.number_of(0)))
         elif boxes.tail.begins(row):
-            T.ptx[PREFETCH.format(boxes.map.rank)](T.address_of(loader.tail_map), *boxes.coords(batch, row, k_tile, 0))
+            first = T.meta_var(loader.tail_row(row))
+            T.ptx[PREFETCH.format(boxes.map.rank)](T.address_of(loader.tail_map), *boxes.coords(batch, row + first, k_tile, 0))
     else:
         for piece in T.unroll(boxes.per_cta):
             number = T.meta_var(loader.number_of(piece))

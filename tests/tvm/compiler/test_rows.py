@@ -107,6 +107,8 @@ def test_a_cpu_kernel_of_any_rows_is_right_at_every_number(rule: str, attrs: dic
         {"swap_ab": 0, "block_n": 32, "raster_group": 2},
         {"swap_ab": 1, "block_n": 24, "cluster_n": 2},
         {"swap_ab": 1, "block_n": 24, "split_k": 2},
+        {"swap_ab": 1, "block_n": 16, "cluster_m": 2},
+        {"swap_ab": 0, "block_n": 24, "cluster_n": 2},
     ],
     ids=str,
 )

@@ -43,9 +43,21 @@ def test_all_rows_are_loaded_and_none_beyond(rows: int, tile_rows: int) -> None:
     assert set(loaded) <= {tile_rows * 128, last * 128, 0}
 
 
-def test_whole_tiles_shared_ones_and_rows_that_are_contiguous_have_none() -> None:
+@pytest.mark.parametrize(("rows", "ctas"), [(305, 2), (1, 2), (257, 4), (63, 4)])
+def test_ctas_that_share_a_tile_cut_its_last_rows_in_whole_groups(rows: int, ctas: int) -> None:
+    tail = tail_of(rows, 64, ctas)
+    assert tail is not None
+    box = simplified(tail.map.box[1])
+    assert box % 8 == 0
+    assert 0 <= box * ctas - ((rows - 1) % 64 + 1) < 8 * ctas
+    first = (rows - 1) // 64 * 64
+    assert [simplified(tail.loaded_bytes(at)) for at in (first, first + 64)] == [box * ctas * 128, 0]
+    assert simplified(tail.box_rows(first)) == box
+
+
+def test_whole_tiles_uneven_shares_and_rows_that_are_contiguous_have_none() -> None:
     assert tail_of(336, 168) is None
-    assert tail_of(305, 168, ctas=2) is None
+    assert tail_of(305, 168, ctas=2) is None  # three boxes, two of them one CTA's
     assert tail_of(20, 8, ctas=4) is None  # one box, which one CTA loads for all
     assert tail_of(304, 168, k_first=True) is None
 
@@ -54,13 +66,13 @@ def test_whole_tiles_shared_ones_and_rows_that_are_contiguous_have_none() -> Non
     ("params", "tails"),
     [
         ({}, (True, True)),
-        ({"cluster_n": 2}, (False, True)),
-        ({"cluster_m": 2}, (True, False)),
-        ({"cluster_n": 2, "swap_ab": 1, "block_m": 64, "consumers": 1}, (False, True)),
+        ({"cluster_n": 2}, (True, True)),
+        ({"cluster_m": 2}, (True, True)),
+        ({"cluster_m": 2, "block_n": 24}, (True, False)),
     ],
     ids=str,
 )
-def test_what_a_cluster_shares_is_loaded_in_whole_boxes(params: dict[str, Value], tails: tuple[bool, bool]) -> None:
+def test_what_a_cluster_shares_unevenly_is_loaded_in_whole_boxes(params: dict[str, Value], tails: tuple[bool, bool]) -> None:
     gemm = read_gemm(canonical.lower(load_rule(REPOSITORY, "matmul").of(REPOSITORY, FLOAT16)))
     assert gemm is not None
     kernel = kernel_of(gemm, GemmParams.of({**PLAIN, **params}), False, load_arch(REPOSITORY, "h200"))
