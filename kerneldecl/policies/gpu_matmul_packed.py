@@ -73,8 +73,9 @@ SMEM_TILE_BYTES, SMEM_FRAGMENT_BYTES = 1024.0, 512.0
 
 LOAD_LATENCY_SECS = 1.0e-6
 """Seconds from a copy to its arrival, while all SMs load. Assumed."""
-ROOM_SECS = 6.0e-7
-"""Seconds that PDL does not hide where an SM has no room for a thread block of the next kernel beside its own. Assumed."""
+CROWDED_SECS = 2.5e-6
+"""Seconds that PDL costs where an SM has room for a thread block of the next kernel beside its own: such a kernel took 16.3 us back to back
+and 13.5 us behind a foreign one, one that fills its SMs 12.3 us back to back (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
 OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap. Assumed."""
 
@@ -90,12 +91,19 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if sizes is None or gpu.compute_capability < FIRST_CAPABILITY:
         return
     moved = moved_bytes(space)
-    yield from best_first((Estimate(params, _secs(sizes, params, gpu, moved), _tile(params)) for params in choices(sizes, gpu)), SAME_TILE)
+    found = (Estimate(params, _secs(sizes, params, gpu, moved), _tile(sizes, params, gpu)) for params in choices(sizes, gpu))
+    yield from best_first(found, SAME_TILE)
 
 
-def _tile(params: PackedParams) -> tuple[int, ...]:
-    """Return what decides how often activations and weights are read, and by how many thread blocks."""
-    return params.block_rows, params.split_k, params.stream
+def _tile(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> tuple[int, ...]:
+    """Return what decides how often operands are read, by how many thread blocks, and whether the next kernel's find room."""
+    return params.block_rows, params.split_k, params.stream, int(_has_room(sizes, params, gpu))
+
+
+def _has_room(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> bool:
+    """Say whether an SM holds a thread block beside those that it gets of one kernel."""
+    resident = occupancy(gpu, params.threads, params.registers(sizes), params.smem_bytes(sizes))
+    return resident > -(-params.row_blocks(sizes) * params.split_k // gpu.sm_count)
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
@@ -142,7 +150,7 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
         waves * steps * (STEP_LATENCY_CYCLES + _instructions(sizes, params)) * cycle,
         waves * steps / (params.stages - 1) * LOAD_LATENCY_SECS,
     )
-    return p_norm(*times, exponent=OVERLAP) + _once_secs(sizes, params, gpu, has_room=resident > needed)
+    return p_norm(*times, exponent=OVERLAP) + _once_secs(sizes, params, gpu, has_room=_has_room(sizes, params, gpu))
 
 
 def _instructions(sizes: PackedSizes, params: PackedParams) -> float:
@@ -162,7 +170,7 @@ def _instructions(sizes: PackedSizes, params: PackedParams) -> float:
 def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: bool) -> float:
     """Return the seconds that a kernel takes once: its launch, the first copies, the activations, the sums over warps and blocks."""
     has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
-    secs = model.launch_secs(gpu, has_pdl=has_pdl) + (ROOM_SECS if has_pdl and not has_room else 0.0)
+    secs = model.launch_secs(gpu, has_pdl=has_pdl) + (CROWDED_SECS if has_pdl and has_room else 0.0)
     cycle = 1 / gpu.clock_hz
     # Half of the first weights are on their way before the activations, which come from L2.
     activation_secs = params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle / 2
