@@ -119,7 +119,7 @@ def _raced(session: Session, name: str, found: Sequence[Found], runner: Runner, 
         return
     task = _task(session, _entry(session, name), folder)
     groups = groups_from_json(groups_to_json([Proposed("winners", tuple(proposals.values()), searches=False)]))
-    task = replace(task, groups=groups, workload=replace(task.workload, budget=()), is_again=True)
+    task = replace(task, groups=groups, has_spares=False, workload=replace(task.workload, budget=()), is_again=True)
     trials = {trial.candidate: trial for trial in tune(task, runner, session.workspace.store, lambda *_: None).trials}
     for searched, winner, first in found:
         raced = trials[winner.candidate] if winner else None

@@ -260,7 +260,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
     "mask before softcap": (masked_then_capped, [HEADS] * 3, "its mask is applied before its softcap"),
     "another operator": (clipped, [HEADS] * 3, "scores pass through exp"),
     "negative scale": (lambda emit, q, k, v: softmax_of(emit, emit(op.multiply(scores_of(emit, q, k), const(-1.0))), v), [HEADS] * 3,
-                       "scale -1.0 is negative"),
+                       "scale -1.0 is negative; write a finite one above 0"),
     "dynamic": (one_batch_axis, [(8, tvm.tirx.Var("n", "int64"), D)] * 3, "a size is known at run time only; `--dim` declares sizes"),
 }  # fmt: skip
 
