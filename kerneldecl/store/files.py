@@ -22,7 +22,7 @@ _IGNORED = """\
 """
 
 
-def write_whole(path: Path, content: bytes | str, *, durable: bool) -> None:
+def write_whole(path: Path | str, content: bytes | str, *, durable: bool) -> None:
     """Replace a file, or make it and its folders. A `durable` one is on the disk before it takes its name."""
     descriptor, part = _new_part(path)
     has_name = False
@@ -41,12 +41,12 @@ def write_whole(path: Path, content: bytes | str, *, durable: bool) -> None:
                     os.unlink(part)  # noqa: PTH108
 
 
-def _new_part(path: Path) -> tuple[int, str]:
+def _new_part(path: Path | str) -> tuple[int, str]:
     folder = os.path.dirname(path)  # noqa: PTH120
     try:
         return _locked_file(folder, ".", _PART)
     except FileNotFoundError:  # seldom: of a thousand files that are written, one is the first of its folder
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         return _locked_file(folder, ".", _PART)
 
 

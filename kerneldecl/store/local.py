@@ -53,13 +53,17 @@ class LocalStore:
     root: Path
 
     def record_path(self, kind: str, record_key: str, *, is_local: bool) -> Path:
-        return Path(f"{self.root}/{'local' if is_local else 'record'}/{kind}/{record_key}.json")  # parsed once, not joined thrice
+        return Path(self.record_file(kind, record_key, is_local=is_local))
+
+    def record_file(self, kind: str, record_key: str, *, is_local: bool) -> str:
+        """Return the record's path as text: of thousands, making a `Path` takes longer than opening the file."""
+        return f"{self.root}/{'local' if is_local else 'record'}/{kind}/{record_key}.json"
 
     def read(self, kind: str, record_key: str, *, is_local: bool) -> Record | Miss:
         """Return the record, or why it is a miss."""
         if not is_digest(record_key):
             return NEVER
-        path = f"{self.root}/{'local' if is_local else 'record'}/{kind}/{record_key}.json"
+        path = self.record_file(kind, record_key, is_local=is_local)
         try:
             content = read_regular(path, MOST_RECORD_BYTES)
         except FileNotFoundError:
@@ -90,7 +94,11 @@ class LocalStore:
         self.record_path(kind, record_key, is_local=is_local).unlink(missing_ok=True)
 
     def blob_path(self, blob_digest: str) -> Path:
-        return Path(f"{self.root}/blob/{blob_digest[:2]}/{blob_digest}")
+        return Path(self.blob_file(blob_digest))
+
+    def blob_file(self, blob_digest: str) -> str:
+        """Return the blob's path as text, as `record_file`."""
+        return f"{self.root}/blob/{blob_digest[:2]}/{blob_digest}"
 
     def blobs_there(self) -> Callable[[str], bool]:
         """Return a function that says whether a blob is there, by its name alone; `read_blob` checks the content.

@@ -110,6 +110,8 @@ class SharedStore:
         self._unsound: set[Wanted] = set()
         """Entries that are nobody's: they may be replaced."""
         self._there: set[Wanted] = set()
+        self._kept: dict[Wanted, Record] = {}
+        """Records that came and were judged: plans need not read them from the disk."""
         self._written: list[Wanted] = []
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -117,6 +119,8 @@ class SharedStore:
     # What a store must do
 
     def read(self, kind: str, record_key: str, *, is_local: bool) -> Record | Miss:
+        if kept := self._kept.get(Wanted(kind, record_key, is_local)):
+            return kept
         found = self.near.read(kind, record_key, is_local=is_local)
         if isinstance(found, Record) or kind not in _READ_ALONE or not self.fetch([Wanted(kind, record_key, is_local)]):
             return found
@@ -127,13 +131,16 @@ class SharedStore:
 
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
         record_key = self.near.write(kind, manifest, result, is_local=is_local)
+        wanted = Wanted(kind, record_key, is_local)
+        self._kept.pop(wanted, None)
         with self._lock:
-            self._written.append(Wanted(kind, record_key, is_local))
+            self._written.append(wanted)
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
         wanted = Wanted(kind, record_key, is_local)
         self._absent.add(wanted)  # what is to be found out again is not fetched
+        self._kept.pop(wanted, None)
         with self._lock:
             self._written = [written for written in self._written if written != wanted]
         self.near.forget(kind, record_key, is_local=is_local)
@@ -265,10 +272,11 @@ class SharedStore:
         if not needed <= given.keys():
             raise EntryError("lacks blobs that its record names")
         for name in needed:
-            if not near.blob_path(name).exists():
-                write_whole(near.blob_path(name), given[name], durable=False)  # it can be fetched again
+            if not os.path.exists(path := near.blob_file(name)):  # noqa: PTH110
+                write_whole(path, given[name], durable=False)  # it can be fetched again
         if known is not own:
-            write_whole(near.record_path(kind, record_key, is_local=is_local), text, durable=False)
+            write_whole(near.record_file(kind, record_key, is_local=is_local), text, durable=False)
+            self._kept[wanted] = record
 
     def _put(self, wanted: Wanted, remote: Remote) -> None:
         is_unsound = wanted in self._unsound
