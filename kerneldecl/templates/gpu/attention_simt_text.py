@@ -1,4 +1,4 @@
-"""Owns the CUDA of attention on CUDA cores: products in register tiles, an online softmax, results of warps merged.
+"""Owns the CUDA of attention on CUDA cores: GEMMs with accumulators in register tiles, an online softmax, accumulators of warps merged.
 
 Knows nothing of arguments' layouts or of how parameters are chosen. The structure is that of Dao, FlashAttention-2, 2023, with FMAs of
 float32. Names in braces are filled in.
