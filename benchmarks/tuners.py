@@ -111,7 +111,7 @@ QUESTIONS: Mapping[str, Question] = {
             COLD: {"name": "cost_model", "trials": 64},
             WARM: WARM_POLICY,
         },
-        beside_learned,
+        lambda searches: [*beside_exhaustive(searches), *beside_learned(searches)],
         frozenset({WARM}),
     ),
 }

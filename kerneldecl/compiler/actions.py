@@ -366,7 +366,7 @@ def _described(root: Path, mod: tvm.IRModule, likely: tuple[str, Json] | None) -
 
     found = matching_rule(mod, root, [] if likely is None else [RuleCandidate(likely[0], dict(likely[1]))])
     if found is None:
-        return {"rule": "tensor_ir", "computation": canonical.module_digest(mod), "ir": tvm.ir.save_json(mod["main"])}
+        return {"rule": "tensor_ir", "computation": canonical.module_digest(mod), "ir": tvm.ir.save_json(canonical.without_spans(mod["main"]))}
     candidate, identity = found
     return {"rule": candidate.rule, "attrs": candidate.attrs, "identity": identity}
 

@@ -6,6 +6,7 @@ Knows nothing of schedules, targets or keys other than that a digest identifies 
 from __future__ import annotations
 
 import itertools
+import json
 import keyword
 import re
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ from kerneldecl.store.keys import digest
 _NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
 _DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")
 _NEST = ("    for ", "    with T.sblock(")
+_SPANS = frozenset({"ir.Span", "ir.SequentialSpan"})
 _RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
 
 
@@ -33,7 +35,8 @@ def lower(rule: Rule) -> tvm.IRModule:
     if not isinstance(lowered, tvm.tirx.PrimFunc | Sequence):
         expected = "expected a list of TE tensors, inputs then outputs, or a TensorIR function"
         raise TypeError(f"{type(rule).__name__}.lower() returns {lowered!r:.80}; {expected}")
-    func = lowered if isinstance(lowered, tvm.tirx.PrimFunc) else te.create_prim_func(list(lowered), index_dtype_override="int64")
+    is_script = isinstance(lowered, tvm.tirx.PrimFunc)
+    func = without_spans(lowered) if is_script else te.create_prim_func(list(lowered), index_dtype_override="int64")
     mod = canonical_module(func)
     _check_signature(mod["main"], rule.signature())
     return mod
@@ -44,6 +47,22 @@ def canonical_module(func: Any) -> tvm.IRModule:
     for name in dict(func.attrs or {}):
         func = func.without_attr(name)
     return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True, "s_tir": True})})
+
+
+def without_spans(func: Any) -> Any:
+    """Return the function without the files and lines that its statements were read from.
+
+    TVM's script parser keeps the absolute path of the source; what is saved with it differs from checkout to checkout.
+    """
+    graph = json.loads(tvm.ir.save_json(func))
+    spans = {place for place, node in enumerate(graph["nodes"]) if node["type"] in _SPANS}
+    if not spans:
+        return func
+    for node in graph["nodes"]:
+        fields = node.get("data")
+        if isinstance(fields, dict) and fields.get("span") in spans:
+            fields["span"] = 0  # the node of None
+    return tvm.ir.load_json(json.dumps(graph))
 
 
 def private_module(func: Any) -> tvm.IRModule:

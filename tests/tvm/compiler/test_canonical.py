@@ -6,8 +6,10 @@ Knows nothing of rules' mathematics or of schedules' speed.
 from __future__ import annotations
 
 import hashlib
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,6 +174,19 @@ class Product:
         return self._signature
 
 
+class Script(Product):
+    """The same rule, whose computation a file of TVM's script holds."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(A, B, C)
+        self._file = file
+
+    def lower(self) -> Any:
+        self._file.parent.mkdir()
+        self._file.write_text(f"from tvm.script import tirx as T\n{PRODUCT.format(**PLAIN)}", encoding="utf-8")
+        return runpy.run_path(str(self._file))["main"]
+
+
 A, B, C = ((32, 16), "float32"), ((16, 8), "float32"), ((32, 8), "float32")
 
 
@@ -188,6 +203,14 @@ def test_a_signature_that_says_otherwise_than_the_computation_is_refused(args: t
     """Kernels would be called with other arguments than they are made for."""
     with pytest.raises(ValueError, match=r"lower\(\) gives arguments .*, but signature\(\) says"):
         canonical.lower(Product(*args))  # type: ignore[arg-type]
+
+
+def test_a_computation_is_saved_alike_wherever_its_script_is(tmp_path: Path) -> None:
+    """Databases hold it, and two checkouts build one artifact."""
+    here, there = (canonical.lower(Script(tmp_path / folder / "gemm.py")) for folder in ("here", "there"))  # type: ignore[arg-type]  # as a Rule
+    assert "here" in tvm.ir.save_json(Script(tmp_path / "here again" / "gemm.py").lower()), "else this test cannot fail"
+    assert canonical.save(here) == canonical.save(there)
+    tvm.ir.assert_structural_equal(here["main"], gemm().with_attr({"global_symbol": "main", "s_tir": True}))
 
 
 def test_schedules_leave_the_function_as_it_was() -> None:
