@@ -366,7 +366,8 @@ def _described(root: Path, mod: tvm.IRModule, likely: tuple[str, Json] | None) -
 
     found = matching_rule(mod, root, [] if likely is None else [RuleCandidate(likely[0], dict(likely[1]))])
     if found is None:
-        return {"rule": "tensor_ir", "computation": canonical.module_digest(mod), "ir": tvm.ir.save_json(canonical.without_spans(mod["main"]))}
+        func = canonical.without_spans(mod["main"])
+        return {"rule": "tensor_ir", "computation": canonical.module_digest(mod), "ir": tvm.ir.save_json(func)}
     candidate, identity = found
     return {"rule": candidate.rule, "attrs": candidate.attrs, "identity": identity}
 
