@@ -53,7 +53,7 @@ def ask(
         return ()
     drawn = shuffled(search.candidates, options.seed)
     share = max(1, round(options.epsilon * BATCH)) if options.epsilon else 0
-    groups = [*_history(spec, search.arch), *filter(None, [_timed(search.space, trials)])]
+    groups = [*_history(spec, search.arch), *filter(None, [_timed(search.space, trials, search.predicted.values())])]
     if sum(len(group.rows) for group in groups) < LEAST_TRAINED:
         first = [each.candidate for each in search.ranked]
     else:
@@ -68,8 +68,8 @@ def _ranked(search: SearchSpace, groups: Sequence[Timed], drawn: Sequence[Candid
     some = dict.fromkeys((*(each.candidate for each in search.ranked[: MOST_SCORED // 2]), *drawn[:MOST_SCORED]))
     waiting = [candidate for candidate in some if candidate not in tried][:MOST_SCORED]
     predicted, of_space = search.predicted, _of_space(search.space)
-    slowest = max(predicted.values(), default=1.0)
-    rows = [{**of_space, **_of_candidate(each, predicted.get(each, slowest))} for each in waiting]
+    slowest, least = max(predicted.values(), default=1.0), _least(predicted.values())
+    rows = [{**of_space, **_of_candidate(each, predicted.get(each, slowest), least)} for each in waiting]
     scores = _scores(groups, rows, seed)
     return [candidate for _, candidate in sorted(zip(scores, waiting, strict=True), key=lambda pair: -pair[0])]
 
@@ -113,13 +113,17 @@ def _history(spec: Mapping[str, Any], arch: Arch) -> Iterator[Timed]:
             yield found
 
 
-def _timed(space: IterSpace, trials: Sequence[Trial]) -> Timed | None:
-    """Return what trials say of a computation's candidates; None where there is nothing to compare."""
+def _timed(space: IterSpace, trials: Sequence[Trial], predicted: Iterable[float] = ()) -> Timed | None:
+    """Return what trials say of a computation's candidates; None where there is nothing to compare.
+
+    `predicted` are the times that the policy's model expects of all of its candidates, where they are known: else those of the trials.
+    """
     timed = [trial for trial in trials if trial.samples and trial.candidate.params]
     if len(timed) < 2:
         return None
     best, of_space = min(trial.run_secs for trial in timed), _of_space(space)
-    rows = tuple({**of_space, **_of_candidate(trial.candidate, trial.predicted_secs)} for trial in timed)
+    least = _least((*predicted, *(trial.predicted_secs for trial in trials)))
+    rows = tuple({**of_space, **_of_candidate(trial.candidate, trial.predicted_secs, least)} for trial in timed)
     return Timed(rows, tuple(best / trial.run_secs for trial in timed))
 
 
@@ -134,9 +138,17 @@ def _of_space(space: IterSpace) -> dict[str, float]:
     return found
 
 
-def _of_candidate(candidate: Candidate, predicted_secs: float) -> dict[str, float]:
-    """Return what describes a candidate: its template, its parameters, and the time that the policy's model expects."""
-    found = {f"is {candidate.template}": 1.0, "predicted": math.log(predicted_secs) if predicted_secs > 0 else math.nan}
+def _least(predicted: Iterable[float]) -> float:
+    return min((secs for secs in predicted if secs > 0), default=1.0)
+
+
+def _of_candidate(candidate: Candidate, predicted_secs: float, least_secs: float) -> dict[str, float]:
+    """Return what describes a candidate: its template, its parameters, and how far behind its first choice the policy's model has it.
+
+    The expected time itself says nothing of another computation, whose times are others.
+    """
+    behind = math.log(predicted_secs / least_secs) if predicted_secs > 0 else math.nan
+    found = {f"is {candidate.template}": 1.0, "behind": behind}
     for name, value in candidate.params:
         found |= _of_value(f"{candidate.template}.{name}", value)
     return found
