@@ -251,8 +251,14 @@ int executed(const Plan& plan, const Bound* bound, int count, void* workspace) {
   return builder.status;
 }
 
+struct Unwanted {  // a result that the graph must have and nobody reads: it lies behind the workspace; none where `bytes` is 0
+  int64_t id;
+  uint64_t bytes;
+};
+
 // Computes a problem on the stream of this thread; returns -1 with an error set where it fails.
-int computed(const Problem& problem, const char* version, const int64_t (&numbers)[kMostNumbers], std::initializer_list<Bound> operands) {
+int computed(const Problem& problem, const char* version, const int64_t (&numbers)[kMostNumbers], std::initializer_list<Bound> operands,
+             Unwanted unwanted = {}) {
   if (!__atomic_load_n(&is_loaded, __ATOMIC_ACQUIRE) && load(version) != 0) return -1;
   if (!is_version(library.version, version)) {
     return failed("cuDNN %s is loaded, and this kernel was tuned with %s: pip install \"nvidia-cudnn-cu13==%s.*\"", library.version, version,
@@ -271,9 +277,10 @@ int computed(const Problem& problem, const char* version, const int64_t (&number
   if (!plan) return -1;
   int status = library.set_stream(plan->handle, TVMFFIEnvGetStream(kCuda, device));
   if (status) return refused("its stream", status);
-  const uint64_t bytes = plan->workspace_bytes;
+  const uint64_t used = (plan->workspace_bytes + kAlignment - 1) / kAlignment * kAlignment, bytes = used + unwanted.bytes;
   void* workspace = bytes ? __TVMBackendAllocWorkspace(kCuda, device, bytes, 1, 8) : nullptr;
   if (bytes && !workspace) return failed("out of memory: cuDNN's workspace of %zu bytes", static_cast<size_t>(bytes));
+  if (unwanted.bytes) bound[count++] = {unwanted.id, static_cast<char*>(workspace) + used};
   status = executed(*plan, bound, count, workspace);
   if (workspace) __TVMBackendFreeWorkspace(kCuda, device, workspace);
   return status ? refused(problem.name, status) : 0;

@@ -12,7 +12,6 @@ enum Number {
   kIsRowMajor = kFirstOwn,  // heads inside of rows: [batch, row, head, element]
   kBatch, kHeads, kKvHeads, kQueries, kKeys, kHeadDim, kValueDim,
   kCausal,  // what a query's last key is: 0 any, 1 the key of its own number, 2 counted from the last query and the last key
-  kHasLogsumexp,
 };
 enum Id : int64_t { kQ = 1, kK, kV, kO, kSums, kScale, kMinusInfinity, kKeyCount, kQueryCount, kVirtual };
 
@@ -88,7 +87,8 @@ struct Attention {
   }
 };
 
-// The order of operations is the one that cuDNN's documentation gives for its fused attention.
+// The order of operations is the one that cuDNN's documentation gives for its fused attention. The logarithms of sums are always a result:
+// cuDNN 9.19 has no engine for the graph without them.
 Descriptor attention(const Plan& plan, bool, Builder* builder) {
   Attention a = {plan, builder};
   const int64_t* of = plan.numbers;
@@ -99,10 +99,8 @@ Descriptor attention(const Plan& plan, bool, Builder* builder) {
   Descriptor most = a.reduced(kMax, x);
   Descriptor powers = a.step(kExp, a.step(kSub, x, most, a.score()), nullptr, a.score());
   Descriptor sums = a.reduced(kSum, powers);
-  if (of[kHasLogsumexp]) {
-    Descriptor logarithms = a.step(kLog, sums, nullptr, a.packed(a.id++, kFloat32, a.rows, true));
-    a.step(kAdd, most, logarithms, a.packed(kSums, kFloat32, a.rows, false));
-  }
+  Descriptor logarithms = a.step(kLog, sums, nullptr, a.packed(a.id++, kFloat32, a.rows, true));
+  a.step(kAdd, most, logarithms, a.packed(kSums, kFloat32, a.rows, false));
   Descriptor shares = a.step(kDiv, powers, sums, a.score(static_cast<int>(of[kTypeOf])));
   Descriptor v = a.argument(kV, of[kKvHeads], of[kKeys], of[kValueDim]);
   a.product(shares, v, a.argument(kO, of[kHeads], of[kQueries], of[kValueDim]));
@@ -117,7 +115,7 @@ extern "C" __attribute__((visibility("hidden"))) int kerneldecl_cudnn_attention_
     const char* version, void* q, void* k, void* v, void* o, void* sums, double scale, int64_t engine, int64_t type, int64_t is_row_major,
     int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys, int64_t head_dim, int64_t value_dim, int64_t causal) {
   const int64_t numbers[kMostNumbers] = {engine,  type, is_row_major, batch,     heads,  kv_heads,
-                                         queries, keys, head_dim,     value_dim, causal, sums != nullptr};
+                                         queries, keys, head_dim,     value_dim, causal};
   alignas(kAlignment) float factor = static_cast<float>(scale);
   alignas(kAlignment) float minus_infinity = -INFINITY;
   alignas(kAlignment) int32_t key_count = static_cast<int32_t>(keys);
@@ -126,5 +124,6 @@ extern "C" __attribute__((visibility("hidden"))) int kerneldecl_cudnn_attention_
   return computed(problem, version, numbers,
                   {{kQ, q}, {kK, k}, {kV, v}, {kO, o}, {kSums, sums}, {kScale, &factor},
                    {kMinusInfinity, causal ? &minus_infinity : nullptr}, {kKeyCount, causal == 2 ? &key_count : nullptr},
-                   {kQueryCount, causal == 2 ? &query_count : nullptr}});
+                   {kQueryCount, causal == 2 ? &query_count : nullptr}},
+                  {kSums, sums ? 0 : sizeof(float) * batch * heads * queries});
 }
