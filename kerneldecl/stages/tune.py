@@ -40,15 +40,17 @@ def tune_entries(session: Session) -> None:
     _count_custom_kernels(session, waiting)
     waiting = [entry for entry in waiting if entry.entry not in session.failures]
     reasons = _why_not_measured(session, waiting)
-    to_bundle = [e for e in waiting if not e.arch.is_detected and not session.options.measure]
-    to_tune = [e for e in waiting if e not in to_bundle and not reasons[e.arch.name]]
+    to_bundle, to_tune, to_rank = list[EntryPlan](), list[EntryPlan](), list[EntryPlan]()
+    for entry in waiting:
+        is_bundled = not entry.arch.is_detected and not session.options.measure
+        (to_bundle if is_bundled else to_rank if reasons[entry.arch.name] else to_tune).append(entry)
     with scratch_folder() as folder:
         if to_tune and not session.is_over:
             tune_in_turns(session, to_tune, folder)
         if to_bundle and not session.is_over:
             bundle_entries(session, to_bundle, folder)
-        for entry in waiting:
-            if entry not in to_tune and entry not in to_bundle and not session.is_over:
+        for entry in to_rank:
+            if not session.is_over:
                 rank_entry(session, entry, folder, reasons[entry.arch.name])
     session.shows_ranked = not session.options.require_measured
     session.replan()
