@@ -10,7 +10,15 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kerneldecl.analysis.block_scales import BLOCK, DTYPES
+from kerneldecl.analysis.block_scales import (
+    BLOCK,
+    DTYPES,
+    MAX_COLUMN_BLOCKS,
+    MAX_SCALED_REGISTERS,
+    SCALED_CHAIN,
+    column_blocks,
+    scaled_registers,
+)
 from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.analysis.hopper_limits import MAX_STAGES, MMA_TILE_ROWS, RESERVED_SMEM_BYTES, WARPGROUP_THREADS
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
@@ -27,10 +35,11 @@ TEMPLATES = (TEMPLATE,)
 AUTO = {"cuda": 6}
 HAS_TRACES = False
 
-TILES = ((128, 2, 1), (128, 2, 2), (192, 3, 1), (64, 1, 1), (64, 1, 2))
+TILES = ((256, 2, 1), (128, 2, 1), (128, 2, 2), (192, 3, 1), (64, 1, 1), (64, 1, 2))
 """Values of `block_m`, `consumers` and `partials`."""
-BLOCK_N = (32, 64, 128)
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1))
+BLOCK_N = (32, 56, 64, 96, 112, 128, 160, 192)
+"""Columns of a tile: the widths between powers of 2 make numbers of tiles that fill the SMs better."""
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
 """Values of `cluster_m` and `cluster_n`."""
 RASTER_GROUPS = (8, 16)
 MIN_STAGES = 3
@@ -40,8 +49,14 @@ ALIGN = 16
 """Bytes of which TMA's rows are multiples."""
 MMA_ELEMENTS_PER_CYCLE = 4096.0
 """Multiply-adds of 8 bits that an SM's tensor cores start in a cycle (H100 whitepaper)."""
-SCALE_CYCLES = 150.0
-"""Cycles of a consumer to wait for a k-tile of 64 accumulators of a thread and to add them, scaled. Assumed."""
+SMEM_BYTES_PER_CYCLE = 128.0
+"""Bytes that an SM's shared memory reads for wgmma or takes from TMA in a cycle (H100 whitepaper)."""
+ADD_CYCLES = 80.0
+"""Cycles of a consumer to add 64 products of a thread to accumulators, scaled. Assumed, as the next two."""
+WAIT_CYCLES = 100.0
+"""Cycles from the last MMA's end until its products are read, and from there to the next one's start."""
+K_TILE_CYCLES = 80.0
+"""Cycles of a consumer to wait for a k-tile's barrier."""
 OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap. Assumed."""
 
@@ -106,6 +121,8 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         if block_m - MMA_TILE_ROWS >= problem.m and block_m > MMA_TILE_ROWS:
             continue
         tile = Tiling(block_m=block_m, block_n=block_n, consumers=consumers, partials=partials)
+        if not _fits_registers(tile) or block_n >= 2 * problem.n > 2 * BLOCK_N[0]:
+            continue
         rows, columns = -(-problem.m // block_m), -(-problem.n // block_n)
         divided = [
             tile._replace(cluster_m=cluster_m, cluster_n=cluster_n, raster_group=group)
@@ -120,10 +137,22 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
                 yield from (each._replace(stages=stages, pdl=pdl) for pdl in (0, 1))
 
 
+def _mma_tiles(tiling: Tiling) -> int:
+    return tiling.block_m // (tiling.consumers * MMA_TILE_ROWS)
+
+
+def _accumulators(tiling: Tiling) -> int:
+    return _mma_tiles(tiling) * MMA_TILE_ROWS * tiling.block_n // WARPGROUP_THREADS
+
+
+def _fits_registers(tiling: Tiling) -> bool:
+    registers = scaled_registers(_accumulators(tiling), _mma_tiles(tiling), tiling.partials)
+    return registers <= MAX_SCALED_REGISTERS[tiling.consumers] and column_blocks(tiling.block_n) <= MAX_COLUMN_BLOCKS
+
+
 def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
     split_k, out_bytes = (1 if tiling.workspace else tiling.split_k), problem.out_bytes if tiling.split_k == 1 else 4
-    accumulators = MMA_TILE_ROWS * tiling.block_n // WARPGROUP_THREADS
-    other = RESERVED_SMEM_BYTES + model.epilogue_smem_bytes(accumulators, tiling.consumers, split_k, out_bytes)
+    other = RESERVED_SMEM_BYTES + model.epilogue_smem_bytes(_accumulators(tiling), tiling.consumers, split_k, out_bytes)
     return (gpu.smem_per_block_optin_bytes - other) // _stage_bytes(tiling)
 
 
@@ -137,21 +166,39 @@ def _estimate(problem: Problem, tiling: Tiling, gpu: Gpu) -> Estimate:
 
 
 def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
-    """Return a p-norm of the times of DRAM, of L2, of an SM's tensor cores, of a consumer by itself and of loads' latency."""
+    """Return a p-norm of the times of DRAM, of L2, of the SMs and of loads' latency."""
     tiles = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n)
     k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    turns = math.ceil(tiles * tiling.split_k / gpu.sm_count) * k_tiles
-    mma_cycles = MMA_TILE_ROWS * tiling.block_n * BLOCK / MMA_ELEMENTS_PER_CYCLE
-    scale_cycles = SCALE_CYCLES * tiling.block_n / BLOCK / tiling.partials
+    turns = math.ceil(tiles * tiling.split_k / _ctas_at_once(tiling, gpu)) * k_tiles
     loaded = tiles * tiling.split_k * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
+    tensor_cycles, smem_cycles, consumer_cycles = _k_tile_cycles(tiling)
     times = (
         problem.moved_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
         loaded / gpu.l2_bytes_per_s,
-        turns * tiling.consumers * mma_cycles * cycle,
-        turns * (2 * mma_cycles + scale_cycles) * cycle,
+        turns * tensor_cycles * cycle,
+        turns * smem_cycles * cycle,
+        turns * consumer_cycles * cycle,
         turns * model.LOAD_LATENCY_SECS / (tiling.stages - 1),
     )
     return p_norm(*times, exponent=OVERLAP) + _once_secs(tiling, gpu, tiles)
+
+
+def _ctas_at_once(tiling: Tiling, gpu: Gpu) -> int:
+    """Return how many CTAs run at once: clusters of more than two leave some SMs idle."""
+    ctas = tiling.cluster_m * tiling.cluster_n
+    return gpu.sm_count if ctas <= 2 else model.resident_clusters(gpu, ctas) * ctas
+
+
+def _k_tile_cycles(tiling: Tiling) -> tuple[float, float, float]:
+    """Return the cycles that a k-tile of a CTA takes of tensor cores, of shared memory and of a consumer by itself."""
+    mma_cycles = MMA_TILE_ROWS * tiling.block_n * BLOCK / MMA_ELEMENTS_PER_CYCLE
+    read = tiling.block_m // MMA_TILE_ROWS * (MMA_TILE_ROWS + tiling.block_n) * BLOCK
+    written = (tiling.block_m + tiling.block_n) * BLOCK
+    add_cycles = ADD_CYCLES * tiling.block_n / BLOCK
+    # With two sets of registers a consumer adds while its next k-tile is multiplied, but for the last one of a chain.
+    serial_cycles = (WAIT_CYCLES + add_cycles) / (1 if tiling.partials == 1 else SCALED_CHAIN)
+    consumer_cycles = K_TILE_CYCLES + _mma_tiles(tiling) * (max(mma_cycles, add_cycles) + serial_cycles)
+    return tiling.block_m // MMA_TILE_ROWS * mma_cycles, (read + written) / SMEM_BYTES_PER_CYCLE, consumer_cycles
 
 
 def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
