@@ -41,7 +41,10 @@ BLOCK_N = (32, 56, 64, 96, 112, 128, 160, 192)
 """Columns of a tile: the widths between powers of 2 make numbers of tiles that fill the SMs better."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
 """Values of `cluster_m` and `cluster_n`."""
-RASTER_GROUPS = (8, 16)
+RASTER_GROUP = 16
+"""Rows of tiles in a rasterization group: 4 and 8 took 1 to 2 % longer back to back (4096 x 7168 x 16384, H200, 2026-11)."""
+SCHEDULES = ("cooperative", "staggered")
+"""Values of `kernel_schedule`, the second one of two consumers whose CTAs have several tiles."""
 MIN_STAGES = 3
 SAME_TILE = 2
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
@@ -50,13 +53,21 @@ ALIGN = 16
 MMA_ELEMENTS_PER_CYCLE = 4096.0
 """Multiply-adds of 8 bits that an SM's tensor cores start in a cycle (H100 whitepaper)."""
 SMEM_BYTES_PER_CYCLE = 128.0
-"""Bytes that an SM's shared memory reads for wgmma or takes from TMA in a cycle (H100 whitepaper)."""
+"""Bytes that an SM's shared memory reads for wgmma or takes from TMA in a cycle. 56 kernels of four GEMMs took 0.92 to 1.3 of the
+predictions, in about their order; without what TMA writes the order was worse (H200, 2026-11)."""
 ADD_CYCLES = 80.0
 """Cycles of a consumer to add 64 products of a thread to accumulators, scaled. Assumed, as the next two."""
-WAIT_CYCLES = 100.0
+WAIT_CYCLES = 150.0
 """Cycles from the last MMA's end until its products are read, and from there to the next one's start."""
 K_TILE_CYCLES = 80.0
 """Cycles of a consumer to wait for a k-tile's barrier."""
+UNEVEN_FACTOR = 1.1
+"""Ratio of an SM's times where tiles' columns lie in two blocks: 0.98 to 1.16 of what they are else, by four GEMMs' tiles of 112, 160 and
+192 columns beside 128 (H200, 2026-11)."""
+MULTICAST_FACTOR = 1.1
+"""Ratio of DRAM's times where CTAs of a cluster wait for each other's stages: 1.05 and 1.17 for 64 rows (H200, 2026-11)."""
+L2_RATE_FACTOR = 1.5
+"""Multiple of L2's rate at which it delivers what several SMs read."""
 OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap. Assumed."""
 
@@ -71,10 +82,11 @@ class Tiling(NamedTuple):
     stages: int = MIN_STAGES
     cluster_m: int = 1
     cluster_n: int = 1
-    raster_group: int = RASTER_GROUPS[0]
+    raster_group: int = RASTER_GROUP
     split_k: int = 1
     workspace: int = 0
     pdl: int = 0
+    kernel_schedule: str = SCHEDULES[0]
 
     def candidate(self) -> Candidate:
         return Candidate.of(TEMPLATE, self._asdict())
@@ -121,20 +133,26 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         if block_m - MMA_TILE_ROWS >= problem.m and block_m > MMA_TILE_ROWS:
             continue
         tile = Tiling(block_m=block_m, block_n=block_n, consumers=consumers, partials=partials)
-        if not _fits_registers(tile) or block_n >= 2 * problem.n > 2 * BLOCK_N[0]:
+        if not _fits_registers(tile) or block_n >= 2 * max(problem.n, BLOCK_N[0]):
+            continue
+        # One set of registers took 1.07 and 1.12 of the time of two (64 and 4096 rows, H200, 2026-11).
+        if partials == 1 and (block_m, consumers, 2) in TILES and _fits_registers(tile._replace(partials=2)):
             continue
         rows, columns = -(-problem.m // block_m), -(-problem.n // block_n)
+        has_waves = rows * columns > gpu.sm_count
+        schedules = SCHEDULES if consumers == 2 and has_waves else SCHEDULES[:1]
         divided = [
-            tile._replace(cluster_m=cluster_m, cluster_n=cluster_n, raster_group=group)
-            for (cluster_m, cluster_n), group in itertools.product(CLUSTERS, RASTER_GROUPS)
+            tile._replace(cluster_m=cluster_m, cluster_n=cluster_n, kernel_schedule=schedule)
+            for (cluster_m, cluster_n), schedule in itertools.product(CLUSTERS, schedules)
             if cluster_m <= rows and cluster_n <= columns and block_n % (N_UNIT * cluster_m) == 0 and block_m % (N_UNIT * cluster_n) == 0
         ]
         divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, rows * columns, k_tiles)]
         divided += [tile._replace(split_k=parts, workspace=1) for parts in workspace_choices(gpu, rows * columns, k_tiles)]
         for each in divided:
             stages = min(MAX_STAGES, -(-k_tiles // each.split_k) + 1, _fitting_stages(problem, each, gpu))
-            if stages >= MIN_STAGES:
-                yield from (each._replace(stages=stages, pdl=pdl) for pdl in (0, 1))
+            if stages >= MIN_STAGES and (each.kernel_schedule == SCHEDULES[0] or stages <= k_tiles):
+                # PDL may distribute CTAs unevenly, which only matters where each has one tile.
+                yield from (each._replace(stages=stages, pdl=pdl) for pdl in ((1,) if has_waves else (0, 1)))
 
 
 def _mma_tiles(tiling: Tiling) -> int:
@@ -161,7 +179,8 @@ def _stage_bytes(tiling: Tiling) -> int:
 
 
 def _estimate(problem: Problem, tiling: Tiling, gpu: Gpu) -> Estimate:
-    kind = (tiling.block_m, tiling.block_n, tiling.partials, tiling.cluster_m, tiling.cluster_n, tiling.split_k, tiling.workspace)
+    cluster, parts = (tiling.cluster_m, tiling.cluster_n), (tiling.split_k, tiling.workspace)
+    kind = (tiling.block_m, tiling.block_n, tiling.partials, *cluster, *parts, int(tiling.kernel_schedule == SCHEDULES[0]))
     return Estimate(tiling, _secs(problem, tiling, gpu), kind)
 
 
@@ -169,24 +188,35 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """Return a p-norm of the times of DRAM, of L2, of the SMs and of loads' latency."""
     tiles = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n)
     k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    turns = math.ceil(tiles * tiling.split_k / _ctas_at_once(tiling, gpu)) * k_tiles
-    loaded = tiles * tiling.split_k * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
+    ctas, at_once = tiles * tiling.split_k, _ctas_at_once(tiling, gpu)
+    waves = math.ceil(ctas / at_once)
+    turns = waves * k_tiles
+    loaded = ctas * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
     tensor_cycles, smem_cycles, consumer_cycles = _k_tile_cycles(tiling)
+    # The last of several waves has too few CTAs to keep DRAM busy.
+    dram_factor = (waves * at_once / ctas if waves > 1 else 1) * (MULTICAST_FACTOR if tiling.cluster_m * tiling.cluster_n > 1 else 1)
     times = (
-        problem.moved_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
-        loaded / gpu.l2_bytes_per_s,
+        problem.moved_bytes * dram_factor / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        loaded / (gpu.l2_bytes_per_s * L2_RATE_FACTOR),
         turns * tensor_cycles * cycle,
         turns * smem_cycles * cycle,
         turns * consumer_cycles * cycle,
         turns * model.LOAD_LATENCY_SECS / (tiling.stages - 1),
     )
-    return p_norm(*times, exponent=OVERLAP) + _once_secs(tiling, gpu, tiles)
+    epilogue = waves * _epilogue_cycles(problem, tiling) * cycle if tiling.split_k == 1 else 0
+    return p_norm(*times, exponent=OVERLAP) + epilogue + _once_secs(tiling, gpu, tiles)
+
+
+def _epilogue_cycles(problem: Problem, tiling: Tiling) -> float:
+    """Return the cycles for which a tile's epilogue is not overlapped by the other consumer."""
+    cycles = tiling.block_m * tiling.block_n * problem.out_bytes / model.EPILOGUE_BYTES_PER_CYCLE
+    return cycles * (1 if tiling.kernel_schedule == SCHEDULES[0] else model.STAGGERED_EXPOSED_EPILOGUE)
 
 
 def _ctas_at_once(tiling: Tiling, gpu: Gpu) -> int:
-    """Return how many CTAs run at once: clusters of more than two leave some SMs idle."""
-    ctas = tiling.cluster_m * tiling.cluster_n
-    return gpu.sm_count if ctas <= 2 else model.resident_clusters(gpu, ctas) * ctas
+    """Return how many CTAs run at once, one on each SM: clusters of more than two leave some SMs idle."""
+    ctas = tiling.cluster_m * tiling.cluster_n * (1 if tiling.workspace else tiling.split_k)
+    return model.resident_clusters(gpu, ctas) * ctas
 
 
 def _k_tile_cycles(tiling: Tiling) -> tuple[float, float, float]:
@@ -198,7 +228,9 @@ def _k_tile_cycles(tiling: Tiling) -> tuple[float, float, float]:
     # With two sets of registers a consumer adds while its next k-tile is multiplied, but for the last one of a chain.
     serial_cycles = (WAIT_CYCLES + add_cycles) / (1 if tiling.partials == 1 else SCALED_CHAIN)
     consumer_cycles = K_TILE_CYCLES + _mma_tiles(tiling) * (max(mma_cycles, add_cycles) + serial_cycles)
-    return tiling.block_m // MMA_TILE_ROWS * mma_cycles, (read + written) / SMEM_BYTES_PER_CYCLE, consumer_cycles
+    factor = UNEVEN_FACTOR if BLOCK % tiling.block_n else 1
+    tensor_cycles, smem_cycles = tiling.block_m // MMA_TILE_ROWS * mma_cycles, (read + written) / SMEM_BYTES_PER_CYCLE
+    return factor * tensor_cycles, factor * smem_cycles, factor * consumer_cycles
 
 
 def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
@@ -208,5 +240,7 @@ def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
         moved = 2 * tiles * tiling.split_k * tiling.block_m * tiling.block_n * 4
         return secs + model.launch_secs(gpu, has_pdl=True) + model.WORKSPACE_SECS + moved / gpu.l2_bytes_per_s
     if tiling.split_k * tiling.cluster_m * tiling.cluster_n > 1:
+        sent_bytes = tiling.block_m * tiling.block_n * 4 * (tiling.split_k - 1) / tiling.split_k
+        secs += sent_bytes / (model.SPLIT_K_BYTES_PER_CYCLE * gpu.clock_hz)
         return secs + model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (tiling.split_k - 1)
     return secs

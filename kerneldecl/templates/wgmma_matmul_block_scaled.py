@@ -15,6 +15,8 @@ Parameters, as of `wgmma_matmul`:
   split_k       1 to 8 CTAs of a cluster among which k is split
   workspace     1 has up to 64 CTAs, of no cluster, share k
   pdl           1 launches with PDL
+  kernel_schedule  "cooperative" (the default) or "staggered": the second of two consumers begins each tile some k-tiles later, so that
+                one stores results while the other multiplies; without split-K
 
 Accumulators and products take block_n / 2 registers of a thread for each 64 rows and each set: at most 192, or 128 with three consumers.
 
@@ -42,8 +44,10 @@ from kerneldecl.templates.hopper.read_block_scaled import BlockScaledGemm, read_
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
 
-FIXED: dict[str, Value] = {"kernel_schedule": "cooperative", "swap_ab": 0, "stream_k": 0, "pack": 0}
+FIXED: dict[str, Value] = {"swap_ab": 0, "stream_k": 0, "pack": 0}
 """Parameters of `wgmma_matmul` that this template has one value of."""
+DEFAULTS: dict[str, Value] = {"kernel_schedule": "cooperative"}
+"""Parameters that candidates did not always have."""
 MAX_PARTIALS = {1: 2, 2: 1}
 """Sets of products at most, by the MMA tiles of a consumer."""
 SCALE_BYTES = 4
@@ -57,7 +61,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     problem = read_block_scaled(mod) if has_wgmma(arch) else None
     if problem is None:
         return None
-    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(str(params["partials"])), arch)
+    kernel = kernel_of(problem, GemmParams.of({**DEFAULTS, **params, **FIXED}), int(str(params["partials"])), arch)
     return None if kernel is None else build(kernel)
 
 
@@ -91,7 +95,7 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, partials: int, arch:
 
 def _fits_registers(params: GemmParams, partials: int) -> bool:
     """Say whether threads have registers for sets of products beside accumulators, and a tile's columns lie in few blocks."""
-    if not 1 <= partials <= MAX_PARTIALS.get(params.mma_tiles, 0) or params.consumers not in MAX_SCALED_REGISTERS:
+    if params.is_pingpong or params.consumers not in MAX_SCALED_REGISTERS or not 1 <= partials <= MAX_PARTIALS.get(params.mma_tiles, 0):
         return False
     registers = scaled_registers(params.accumulators, params.mma_tiles, partials)
     return registers <= MAX_SCALED_REGISTERS[params.consumers] and column_blocks(params.block_n) <= MAX_COLUMN_BLOCKS

@@ -90,6 +90,9 @@ def _multiply(consumer, scaling, set_number, mma_tile, i):
     first = T.meta_var((set_number - mma_tile) * count)
     issue_mma(consumer._replace(first_partial=first), state.stage, range(mma_tile, mma_tile + 1), tirx.const(True, "bool"))
     T.ptx.wgmma.commit_group.sync.aligned()
+    if consumer.kernel.params.is_staggered and mma_tile == 0:
+        if (consumer.index == 0) & (i == consumer.kernel.params.stagger_k_tiles) & (consumer.lane == 0):
+            consumer.barriers.order.arrive(1)
     _multiply_scales(consumer, scaling, set_number, mma_tile)
     if mma_tile == consumer.kernel.params.mma_tiles - 1:
         state.advance()

@@ -104,7 +104,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
     "float8, two MMA tiles, columns of two blocks": (
         "block_scaled",
         {"m": 256, "n": 224, "k": 1280, "epilogue": ("bias", "add")},
-        {"block_m": 256, "block_n": 112, "consumers": 2, "stages": 3, "partials": 1, "cluster_n": 2},
+        {"block_m": 256, "block_n": 112, "consumers": 2, "stages": 3, "partials": 1, "cluster_n": 2, "kernel_schedule": "staggered"},
+    ),
+    "float8, staggered, several tiles": (
+        "block_scaled",
+        {"m": 384, "n": 384, "k": 1152},
+        {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 4, "kernel_schedule": "staggered"},
     ),
     "float8, tiles wider than a block": (
         "block_scaled",
@@ -200,6 +205,7 @@ def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
         ("block_scaled", {"m": 63, "n": 128, "k": 256}, {}),  # TMA loads scales in fours
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 176, "partials": 1}),  # columns of three blocks
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 192}),  # too many registers
+        ("block_scaled", {"m": 128, "n": 384, "k": 512}, {"block_m": 128, "consumers": 2, "kernel_schedule": "pingpong"}),
     ],
 )
 def test_does_not_apply(kind: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
