@@ -62,8 +62,8 @@ WAIT_CYCLES = 150.0
 K_TILE_CYCLES = 80.0
 """Cycles of a consumer to wait for a k-tile's barrier."""
 UNEVEN_FACTOR = 1.1
-"""Ratio of an SM's times where tiles' columns lie in two blocks: 0.98 to 1.16 of what they are else, by four GEMMs' tiles of 112, 160 and
-192 columns beside 128 (H200, 2026-11)."""
+"""Ratio of an SM's times where tiles' columns lie in two blocks: for 112, 160 and 192 columns, 0.9 to 1.24 of those of 128, by waves and
+widths alike, in two GEMMs of 4096 rows (H200, 2026-11)."""
 MULTICAST_FACTOR = 1.1
 """Ratio of DRAM's times where CTAs of a cluster wait for each other's stages: 1.05 and 1.17 for 64 rows (H200, 2026-11)."""
 L2_RATE_FACTOR = 1.5
