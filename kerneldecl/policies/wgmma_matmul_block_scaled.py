@@ -10,7 +10,15 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kerneldecl.analysis.block_scales import BLOCK, DTYPES
+from kerneldecl.analysis.block_scales import (
+    BLOCK,
+    DTYPES,
+    MAX_COLUMN_BLOCKS,
+    MAX_SCALED_REGISTERS,
+    SCALED_CHAIN,
+    column_blocks,
+    scaled_registers,
+)
 from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.analysis.hopper_limits import MAX_STAGES, MMA_TILE_ROWS, RESERVED_SMEM_BYTES, WARPGROUP_THREADS
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
@@ -27,12 +35,16 @@ TEMPLATES = (TEMPLATE,)
 AUTO = {"cuda": 6}
 HAS_TRACES = False
 
-TILES = ((128, 2, 1), (128, 2, 2), (192, 3, 1), (64, 1, 1), (64, 1, 2))
+TILES = ((256, 2, 1), (128, 2, 1), (128, 2, 2), (192, 3, 1), (64, 1, 1), (64, 1, 2))
 """Values of `block_m`, `consumers` and `partials`."""
-BLOCK_N = (32, 64, 128)
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1))
+BLOCK_N = (32, 56, 64, 96, 112, 128, 160, 192)
+"""Columns of a tile: the widths between powers of 2 make numbers of tiles that fill the SMs better."""
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
 """Values of `cluster_m` and `cluster_n`."""
-RASTER_GROUPS = (8, 16)
+RASTER_GROUP = 16
+"""Rows of tiles in a rasterization group: 4 and 8 took 1 to 2 % longer back to back (4096 x 7168 x 16384, H200, 2026-11)."""
+SCHEDULES = ("cooperative", "staggered")
+"""Values of `kernel_schedule`, the second one of two consumers whose CTAs have several tiles."""
 MIN_STAGES = 3
 SAME_TILE = 2
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
@@ -40,8 +52,22 @@ ALIGN = 16
 """Bytes of which TMA's rows are multiples."""
 MMA_ELEMENTS_PER_CYCLE = 4096.0
 """Multiply-adds of 8 bits that an SM's tensor cores start in a cycle (H100 whitepaper)."""
-SCALE_CYCLES = 150.0
-"""Cycles of a consumer to wait for a k-tile of 64 accumulators of a thread and to add them, scaled. Assumed."""
+SMEM_BYTES_PER_CYCLE = 128.0
+"""Bytes that an SM's shared memory reads for wgmma or takes from TMA in a cycle. 56 kernels of four GEMMs took 0.92 to 1.3 of the
+predictions, in about their order; without what TMA writes the order was worse (H200, 2026-11)."""
+ADD_CYCLES = 80.0
+"""Cycles of a consumer to add 64 products of a thread to accumulators, scaled. Assumed, as the next two."""
+WAIT_CYCLES = 150.0
+"""Cycles from the last MMA's end until its products are read, and from there to the next one's start."""
+K_TILE_CYCLES = 80.0
+"""Cycles of a consumer to wait for a k-tile's barrier."""
+UNEVEN_FACTOR = 1.1
+"""Ratio of an SM's times where tiles' columns lie in two blocks: for 112, 160 and 192 columns, 0.9 to 1.24 of those of 128, by waves and
+widths alike, in two GEMMs of 4096 rows (H200, 2026-11)."""
+MULTICAST_FACTOR = 1.1
+"""Ratio of DRAM's times where CTAs of a cluster wait for each other's stages: 1.05 and 1.17 for 64 rows (H200, 2026-11)."""
+L2_RATE_FACTOR = 1.5
+"""Multiple of L2's rate at which it delivers what several SMs read."""
 OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap. Assumed."""
 
@@ -56,10 +82,11 @@ class Tiling(NamedTuple):
     stages: int = MIN_STAGES
     cluster_m: int = 1
     cluster_n: int = 1
-    raster_group: int = RASTER_GROUPS[0]
+    raster_group: int = RASTER_GROUP
     split_k: int = 1
     workspace: int = 0
     pdl: int = 0
+    kernel_schedule: str = SCHEDULES[0]
 
     def candidate(self) -> Candidate:
         return Candidate.of(TEMPLATE, self._asdict())
@@ -106,24 +133,44 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         if block_m - MMA_TILE_ROWS >= problem.m and block_m > MMA_TILE_ROWS:
             continue
         tile = Tiling(block_m=block_m, block_n=block_n, consumers=consumers, partials=partials)
+        if not _fits_registers(tile) or block_n >= 2 * max(problem.n, BLOCK_N[0]):
+            continue
+        # One set of registers took 1.07 and 1.12 of the time of two (64 and 4096 rows, H200, 2026-11).
+        if partials == 1 and (block_m, consumers, 2) in TILES and _fits_registers(tile._replace(partials=2)):
+            continue
         rows, columns = -(-problem.m // block_m), -(-problem.n // block_n)
+        has_waves = rows * columns > gpu.sm_count
+        schedules = SCHEDULES if consumers == 2 and has_waves else SCHEDULES[:1]
         divided = [
-            tile._replace(cluster_m=cluster_m, cluster_n=cluster_n, raster_group=group)
-            for (cluster_m, cluster_n), group in itertools.product(CLUSTERS, RASTER_GROUPS)
+            tile._replace(cluster_m=cluster_m, cluster_n=cluster_n, kernel_schedule=schedule)
+            for (cluster_m, cluster_n), schedule in itertools.product(CLUSTERS, schedules)
             if cluster_m <= rows and cluster_n <= columns and block_n % (N_UNIT * cluster_m) == 0 and block_m % (N_UNIT * cluster_n) == 0
         ]
         divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, rows * columns, k_tiles)]
         divided += [tile._replace(split_k=parts, workspace=1) for parts in workspace_choices(gpu, rows * columns, k_tiles)]
         for each in divided:
             stages = min(MAX_STAGES, -(-k_tiles // each.split_k) + 1, _fitting_stages(problem, each, gpu))
-            if stages >= MIN_STAGES:
-                yield from (each._replace(stages=stages, pdl=pdl) for pdl in (0, 1))
+            if stages >= MIN_STAGES and (each.kernel_schedule == SCHEDULES[0] or stages <= k_tiles):
+                # PDL may distribute CTAs unevenly, which only matters where each has one tile.
+                yield from (each._replace(stages=stages, pdl=pdl) for pdl in ((1,) if has_waves else (0, 1)))
+
+
+def _mma_tiles(tiling: Tiling) -> int:
+    return tiling.block_m // (tiling.consumers * MMA_TILE_ROWS)
+
+
+def _accumulators(tiling: Tiling) -> int:
+    return _mma_tiles(tiling) * MMA_TILE_ROWS * tiling.block_n // WARPGROUP_THREADS
+
+
+def _fits_registers(tiling: Tiling) -> bool:
+    registers = scaled_registers(_accumulators(tiling), _mma_tiles(tiling), tiling.partials)
+    return registers <= MAX_SCALED_REGISTERS[tiling.consumers] and column_blocks(tiling.block_n) <= MAX_COLUMN_BLOCKS
 
 
 def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
     split_k, out_bytes = (1 if tiling.workspace else tiling.split_k), problem.out_bytes if tiling.split_k == 1 else 4
-    accumulators = MMA_TILE_ROWS * tiling.block_n // WARPGROUP_THREADS
-    other = RESERVED_SMEM_BYTES + model.epilogue_smem_bytes(accumulators, tiling.consumers, split_k, out_bytes)
+    other = RESERVED_SMEM_BYTES + model.epilogue_smem_bytes(_accumulators(tiling), tiling.consumers, split_k, out_bytes)
     return (gpu.smem_per_block_optin_bytes - other) // _stage_bytes(tiling)
 
 
@@ -132,26 +179,58 @@ def _stage_bytes(tiling: Tiling) -> int:
 
 
 def _estimate(problem: Problem, tiling: Tiling, gpu: Gpu) -> Estimate:
-    kind = (tiling.block_m, tiling.block_n, tiling.partials, tiling.cluster_m, tiling.cluster_n, tiling.split_k, tiling.workspace)
+    cluster, parts = (tiling.cluster_m, tiling.cluster_n), (tiling.split_k, tiling.workspace)
+    kind = (tiling.block_m, tiling.block_n, tiling.partials, *cluster, *parts, int(tiling.kernel_schedule == SCHEDULES[0]))
     return Estimate(tiling, _secs(problem, tiling, gpu), kind)
 
 
 def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
-    """Return a p-norm of the times of DRAM, of L2, of an SM's tensor cores, of a consumer by itself and of loads' latency."""
+    """Return a p-norm of the times of DRAM, of L2, of the SMs and of loads' latency."""
     tiles = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n)
     k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    turns = math.ceil(tiles * tiling.split_k / gpu.sm_count) * k_tiles
-    mma_cycles = MMA_TILE_ROWS * tiling.block_n * BLOCK / MMA_ELEMENTS_PER_CYCLE
-    scale_cycles = SCALE_CYCLES * tiling.block_n / BLOCK / tiling.partials
-    loaded = tiles * tiling.split_k * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
+    ctas, at_once = tiles * tiling.split_k, _ctas_at_once(tiling, gpu)
+    waves = math.ceil(ctas / at_once)
+    turns = waves * k_tiles
+    loaded = ctas * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
+    tensor_cycles, smem_cycles, consumer_cycles = _k_tile_cycles(tiling)
+    # The last of several waves has too few CTAs to keep DRAM busy.
+    dram_factor = (waves * at_once / ctas if waves > 1 else 1) * (MULTICAST_FACTOR if tiling.cluster_m * tiling.cluster_n > 1 else 1)
     times = (
-        problem.moved_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
-        loaded / gpu.l2_bytes_per_s,
-        turns * tiling.consumers * mma_cycles * cycle,
-        turns * (2 * mma_cycles + scale_cycles) * cycle,
+        problem.moved_bytes * dram_factor / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        loaded / (gpu.l2_bytes_per_s * L2_RATE_FACTOR),
+        turns * tensor_cycles * cycle,
+        turns * smem_cycles * cycle,
+        turns * consumer_cycles * cycle,
         turns * model.LOAD_LATENCY_SECS / (tiling.stages - 1),
     )
-    return p_norm(*times, exponent=OVERLAP) + _once_secs(tiling, gpu, tiles)
+    epilogue = waves * _epilogue_cycles(problem, tiling) * cycle if tiling.split_k == 1 else 0
+    return p_norm(*times, exponent=OVERLAP) + epilogue + _once_secs(tiling, gpu, tiles)
+
+
+def _epilogue_cycles(problem: Problem, tiling: Tiling) -> float:
+    """Return the cycles for which a tile's epilogue is not overlapped by the other consumer."""
+    cycles = tiling.block_m * tiling.block_n * problem.out_bytes / model.EPILOGUE_BYTES_PER_CYCLE
+    return cycles * (1 if tiling.kernel_schedule == SCHEDULES[0] else model.STAGGERED_EXPOSED_EPILOGUE)
+
+
+def _ctas_at_once(tiling: Tiling, gpu: Gpu) -> int:
+    """Return how many CTAs run at once, one on each SM: clusters of more than two leave some SMs idle."""
+    ctas = tiling.cluster_m * tiling.cluster_n * (1 if tiling.workspace else tiling.split_k)
+    return model.resident_clusters(gpu, ctas) * ctas
+
+
+def _k_tile_cycles(tiling: Tiling) -> tuple[float, float, float]:
+    """Return the cycles that a k-tile of a CTA takes of tensor cores, of shared memory and of a consumer by itself."""
+    mma_cycles = MMA_TILE_ROWS * tiling.block_n * BLOCK / MMA_ELEMENTS_PER_CYCLE
+    read = tiling.block_m // MMA_TILE_ROWS * (MMA_TILE_ROWS + tiling.block_n) * BLOCK
+    written = (tiling.block_m + tiling.block_n) * BLOCK
+    add_cycles = ADD_CYCLES * tiling.block_n / BLOCK
+    # With two sets of registers a consumer adds while its next k-tile is multiplied, but for the last one of a chain.
+    serial_cycles = (WAIT_CYCLES + add_cycles) / (1 if tiling.partials == 1 else SCALED_CHAIN)
+    consumer_cycles = K_TILE_CYCLES + _mma_tiles(tiling) * (max(mma_cycles, add_cycles) + serial_cycles)
+    factor = UNEVEN_FACTOR if BLOCK % tiling.block_n else 1
+    tensor_cycles, smem_cycles = tiling.block_m // MMA_TILE_ROWS * mma_cycles, (read + written) / SMEM_BYTES_PER_CYCLE
+    return factor * tensor_cycles, factor * smem_cycles, factor * consumer_cycles
 
 
 def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
@@ -161,5 +240,7 @@ def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
         moved = 2 * tiles * tiling.split_k * tiling.block_m * tiling.block_n * 4
         return secs + model.launch_secs(gpu, has_pdl=True) + model.WORKSPACE_SECS + moved / gpu.l2_bytes_per_s
     if tiling.split_k * tiling.cluster_m * tiling.cluster_n > 1:
+        sent_bytes = tiling.block_m * tiling.block_n * 4 * (tiling.split_k - 1) / tiling.split_k
+        secs += sent_bytes / (model.SPLIT_K_BYTES_PER_CYCLE * gpu.clock_hz)
         return secs + model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (tiling.split_k - 1)
     return secs

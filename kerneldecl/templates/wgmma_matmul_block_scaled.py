@@ -4,20 +4,24 @@ Knows nothing of how its parameters are chosen, and recognises the computation b
 row, [k / 128, m], B, [n, k], one for each 128 x 128 block, as rule `matmul_quantized` with `activation_scales` group and `scales` block.
 
 Parameters, as of `wgmma_matmul`:
-  block_m       rows of a tile: 64 for each consumer
-  block_n       columns of a tile: a divisor of 128, and a multiple of 8
+  block_m       rows of a tile: 64 or 128 for each consumer
+  block_n       columns of a tile: a multiple of 8, so that each tile's columns lie in at most two blocks: up to 128, or 136, 144, 160, 192
   consumers     1 to 3 consumer warpgroups of 128 threads
   stages        3 to 12 k-tiles of both operands in shared memory at once; a k-tile has 128 elements along k
-  partials      sets of registers for the products of k-tiles before they are scaled: 1, or 2 with at most 2 consumers
+  partials      sets of registers for the products of 64 rows and a k-tile before they are scaled: 1, or 2 with 64 rows for each consumer
   cluster_m     1, 2 or 4: CTAs of a cluster along m, which share tiles of B by TMA multicast
   cluster_n     1, 2 or 4: CTAs of a cluster along n, which share tiles of A; the two make at most 4
   raster_group  rows of tiles that are scheduled before the next column
   split_k       1 to 8 CTAs of a cluster among which k is split
   workspace     1 has up to 64 CTAs, of no cluster, share k
   pdl           1 launches with PDL
+  kernel_schedule  "cooperative" (the default) or "staggered": the second of two consumers begins each tile some k-tiles later, so that
+                one stores results while the other multiplies; without split-K
+
+Accumulators and products take block_n / 2 registers of a thread for each 64 rows and each set: at most 192, or 128 with three consumers.
 
 Shared memory: stages * ((block_m + block_n) * 128 + 4 * block_m) bytes, epilogue buffers and reductions as in `wgmma_matmul`. With two
-sets of registers every other k-tile is scaled while the consumer's next one is multiplied, the rest while other consumers multiply.
+sets of registers k-tiles are scaled while the consumer's next one is multiplied, the rest while other consumers multiply.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -29,7 +33,7 @@ from typing import Any
 
 from tvm import IRModule
 
-from kerneldecl.analysis.block_scales import BLOCK
+from kerneldecl.analysis.block_scales import BLOCK, MAX_COLUMN_BLOCKS, MAX_SCALED_REGISTERS, column_blocks, scaled_registers
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.epilogue import gemm_epilogue
 from kerneldecl.templates.hopper.gemm_kernel import build
@@ -40,10 +44,12 @@ from kerneldecl.templates.hopper.read_block_scaled import BlockScaledGemm, read_
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
 
-FIXED: dict[str, Value] = {"kernel_schedule": "cooperative", "swap_ab": 0, "stream_k": 0, "pack": 0}
+FIXED: dict[str, Value] = {"swap_ab": 0, "stream_k": 0, "pack": 0}
 """Parameters of `wgmma_matmul` that this template has one value of."""
-MAX_CONSUMERS_OF_TWO = 2
-"""Consumers whose threads have registers for accumulators and two sets of products."""
+DEFAULTS: dict[str, Value] = {"kernel_schedule": "cooperative"}
+"""Parameters that candidates did not always have."""
+MAX_PARTIALS = {1: 2, 2: 1}
+"""Sets of products at most, by the MMA tiles of a consumer."""
 SCALE_BYTES = 4
 SCALE_ALIGN = 4
 """Rows whose scales are 16 bytes, of which TMA takes multiples."""
@@ -55,7 +61,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     problem = read_block_scaled(mod) if has_wgmma(arch) else None
     if problem is None:
         return None
-    kernel = kernel_of(problem, GemmParams.of({**FIXED, **params}), int(str(params["partials"])), arch)
+    kernel = kernel_of(problem, GemmParams.of({**DEFAULTS, **params, **FIXED}), int(str(params["partials"])), arch)
     return None if kernel is None else build(kernel)
 
 
@@ -64,10 +70,7 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, partials: int, arch:
     gemm = problem.gemm
     _, m, n, k = gemm.extents
     a, b = operand_of(gemm.a, params.block_m, params.cluster_n), operand_of(gemm.b, params.block_n, params.cluster_m)
-    is_plain = params.mma_tiles == 1 and BLOCK % params.block_n == 0 and m % SCALE_ALIGN == 0
-    if not 1 <= partials <= (2 if params.consumers <= MAX_CONSUMERS_OF_TWO else 1):
-        return None
-    if a is None or b is None or a.via_registers or b.via_registers or not is_plain:
+    if a is None or b is None or a.via_registers or b.via_registers or m % SCALE_ALIGN or not _fits_registers(params, partials):
         return None
     scales, k_tiles = _row_scales(problem, params.block_m), k // BLOCK
     if not params.fits(gemm.a.dtype, "float32", k_tiles, a.stage_bytes + b.stage_bytes + scales.stage_bytes):
@@ -88,6 +91,14 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, partials: int, arch:
         partial_sets=partials,
     )
     return kernel if kernel.can_store else None
+
+
+def _fits_registers(params: GemmParams, partials: int) -> bool:
+    """Say whether threads have registers for sets of products beside accumulators, and a tile's columns lie in few blocks."""
+    if params.is_pingpong or params.consumers not in MAX_SCALED_REGISTERS or not 1 <= partials <= MAX_PARTIALS.get(params.mma_tiles, 0):
+        return False
+    registers = scaled_registers(params.accumulators, params.mma_tiles, partials)
+    return registers <= MAX_SCALED_REGISTERS[params.consumers] and column_blocks(params.block_n) <= MAX_COLUMN_BLOCKS
 
 
 def _row_scales(problem: BlockScaledGemm, tile_rows: int) -> Operand:

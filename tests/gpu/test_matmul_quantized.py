@@ -20,6 +20,18 @@ CLUSTERS: tuple[dict[str, Any], ...] = (
     {"rows": 64, "warps_n": 1, "warps_k": 2, "stages": 2, "split_k": 8, "stream": 1},
     {"rows": 16, "warps_n": 1, "warps_k": 4, "stages": 4, "split_k": 4, "stream": 1},
 )
+TILES: tuple[dict[str, Any], ...] = tuple(
+    {"consumers": 2, "cluster_m": 1, "cluster_n": 1, "raster_group": 2, "split_k": 1, "workspace": 0, "pdl": 1, **each}
+    for each in (
+        {"block_m": 256, "block_n": 128, "partials": 1, "stages": 4, "cluster_n": 2, "kernel_schedule": "staggered"},
+        {"block_m": 256, "block_n": 112, "partials": 1, "stages": 4, "cluster_m": 2, "kernel_schedule": "cooperative"},
+        {"block_m": 128, "block_n": 128, "partials": 2, "stages": 6, "kernel_schedule": "staggered"},
+        {"block_m": 128, "block_n": 192, "partials": 1, "stages": 4, "kernel_schedule": "staggered"},
+        {"block_m": 128, "block_n": 160, "partials": 1, "stages": 5, "cluster_m": 2, "kernel_schedule": "cooperative"},
+        {"block_m": 128, "block_n": 112, "partials": 2, "stages": 4, "split_k": 2},
+    )
+)
+"""Tiles of float8 GEMMs with block scales, for CTAs with several of them."""
 OTHERS: dict[str, dict[str, Any]] = {
     "bfloat16, zero points, groups of 32": {"m": 40, "dtype": "bfloat16", "zero_points": True, "group": 32},
     "columns, bias and residual": {"m": 17, "scales": "column", "epilogue": ["bias", "add"]},
@@ -49,6 +61,7 @@ CASES = [
         Case(f"float8, {m} rows", "matmul_quantized", FLOAT8 | {"m": m}, proposed("wgmma_matmul_block_scaled", step=9))
         for m in (4, 64, 1000)
     ),
+    Case("float8, several tiles of a CTA", "matmul_quantized", FLOAT8 | {"m": 1000}, given("wgmma_matmul_block_scaled", *TILES), sms=6),
     Case("int4 in rows by mma.sync", "matmul_quantized", INT4 | {"m": 64, "layout": "rows"}, proposed("gpu_matmul_tc", step=20)),
     *(
         Case(f"{name} in rows by mma.sync", "matmul_quantized", {"m": 64, "n": 512, "k": 512, **attrs}, proposed("gpu_matmul_tc", step=20))

@@ -155,7 +155,7 @@ def _consume(cta, workspace):
     T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_descriptor), smem.b.ptr_to([0, 0]), *kernel.b.descriptor)
     state = PipelineState(kernel.params.stages, 0)
     fragments = T.alloc_local((kernel.a_fragments,), "uint32") if kernel.a.in_registers else T.meta_var(None)
-    partials = T.alloc_local((kernel.partial_sets * kernel.accum.registers,), "float32") if kernel.is_scaled else T.meta_var(None)
+    partials = T.alloc_local((kernel.partial_sets * kernel.accum.per_mma_tile,), "float32") if kernel.is_scaled else T.meta_var(None)
     consumer = T.meta_var(
         Consumer(
             kernel=kernel,

@@ -219,7 +219,7 @@ class GemmKernel:
         if self.params.consumers > 1:
             return 1
         smem_bytes = self.params.stages * self.stage_bytes + self._epilogue_bytes + RESERVED_SMEM_BYTES
-        registers = self.params.threads * (RESIDENT_OTHER_REGISTERS + self.accum.registers)
+        registers = self.params.threads * (RESIDENT_OTHER_REGISTERS + self.accum.registers + self.partial_sets * self.accum.per_mma_tile)
         return max(1, min(SM_SMEM_BYTES // (smem_bytes + SYSTEM_SMEM_BYTES), SM_REGISTERS // registers))
 
     @property
@@ -352,6 +352,7 @@ class GemmKernel:
             params.mma_tiles < 2
             or is_divided
             or self.a.in_registers
+            or self.is_scaled
             or not self.epilogue_buffers
             or is_short
             or not (self.epilogue.has_calls or self.gate)

@@ -101,6 +101,26 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {"m": 256, "n": 256, "k": 384, "out_dtype": "float16"},
         {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 3, "partials": 1, "cluster_m": 2, "pdl": 1},
     ),
+    "float8, two MMA tiles, columns of two blocks": (
+        "block_scaled",
+        {"m": 256, "n": 224, "k": 1280, "epilogue": ("bias", "add")},
+        {"block_m": 256, "block_n": 112, "consumers": 2, "stages": 3, "partials": 1, "cluster_n": 2, "kernel_schedule": "staggered"},
+    ),
+    "float8, staggered, several tiles": (
+        "block_scaled",
+        {"m": 384, "n": 384, "k": 1152},
+        {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 4, "kernel_schedule": "staggered"},
+    ),
+    "float8, tiles wider than a block": (
+        "block_scaled",
+        {"m": 132, "n": 480, "k": 384},
+        {"block_m": 128, "block_n": 160, "consumers": 2, "stages": 3, "partials": 1},
+    ),
+    "float8, chains of k-tiles, columns of two blocks, split-K": (
+        "block_scaled",
+        {"m": 64, "n": 168, "k": 2432},
+        {"block_n": 56, "split_k": 2},
+    ),
     "float8, split-K": ("block_scaled", {"m": 64, "n": 128, "k": 1024}, {"split_k": 2, "block_n": 32}),
 }
 OF_EACH_KIND = (
@@ -111,6 +131,7 @@ OF_EACH_KIND = (
     "NVFP4, bias and residual, odd k-tiles",
     "multicast",
     "float8, odd sizes, bias and residual",
+    "float8, two MMA tiles, columns of two blocks",
     "e5m2, three consumers",
 )
 SIZES = ((1, 4096, 4096), (16, 8192, 8192), (64, 512, 1024), (256, 8192, 8192), (4096, 4096, 4096))
@@ -182,7 +203,9 @@ def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
         ("block_scaled", {"m": 64, "n": 128, "k": 256, "scales": "group"}, {}),
         ("block_scaled", {"m": 64, "n": 128, "k": 256, "weights": "float8_e5m2"}, {}),  # wgmma multiplies one kind by itself here
         ("block_scaled", {"m": 63, "n": 128, "k": 256}, {}),  # TMA loads scales in fours
-        ("block_scaled", {"m": 64, "n": 128, "k": 256}, {"block_n": 96}),  # columns of two blocks
+        ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 176, "partials": 1}),  # columns of three blocks
+        ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 192}),  # too many registers
+        ("block_scaled", {"m": 128, "n": 384, "k": 512}, {"block_m": 128, "consumers": 2, "kernel_schedule": "pingpong"}),
     ],
 )
 def test_does_not_apply(kind: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
