@@ -77,11 +77,24 @@ def _int4_sums(sizes: PackedSizes, dtype: str) -> tuple[str, str]:
     all rows of weights.
     """
     ctype, widen = WIDEN[dtype]
-    codes, ones = int4_fragments.codes_source(dtype), _ONES[dtype]
+    codes = int4_fragments.codes_source(dtype)
     zero = "static_cast<float>(zeros[place + {row}])" if sizes.has_zeros else "8.0f"
     first, second = (f"-{unit}f * ({codes.base}f + {zero.format(row=row)})" for unit, row in zip(codes.units, (0, 8), strict=True))
-    text = f"""
-constexpr float FACTOR = {1 / codes.units[0]}f, SECOND_FACTOR = {1 / codes.units[1]}f;
+    values = {
+        "ctype": ctype,
+        "widen": widen,
+        "ones": _ONES[dtype],
+        "name": codes.name,
+        "first_factor": 1 / codes.units[0],
+        "second_factor": 1 / codes.units[1],
+        "first_bias": first,
+        "second_bias": second,
+    }
+    return _INT4_SUMS.format(**values), codes.source
+
+
+_INT4_SUMS = """
+constexpr float FACTOR = {first_factor}f, SECOND_FACTOR = {second_factor}f;
 __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4], const unsigned char* stage,
                                               const unsigned char* activations, int lane) {{
   constexpr int GROUP_PARTS = STEP / 16 / STEP_SCALES;
@@ -114,12 +127,12 @@ __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4],
       }}
       const uint4 four = words[tile];
       unsigned a[4], word = part % 4 == 0 ? four.x : part % 4 == 1 ? four.y : part % 4 == 2 ? four.z : four.w;
-      {codes.name}(a, word);
+      {name}(a, word);
 #pragma unroll
       for (int fragment = 0; fragment < FRAGMENTS; ++fragment) mma(sums[tile][fragment], a, b[fragment] + part % 2 * 2);
       if ((part + 1) % GROUP_PARTS == 0) {{
         int place = group * ROWS + tile * 16 + lane / 4;
-        float scale[2] = {{{widen}(scales[place]), {widen}(scales[place + 8])}}, bias[2] = {{{first}, {second}}};
+        float scale[2] = {{{widen}(scales[place]), {widen}(scales[place + 8])}}, bias[2] = {{{first_bias}, {second_bias}}};
 #pragma unroll
         for (int i = 0; i < FRAGMENTS * 4; ++i) {{
           float sum = sums[tile][i / 4][i % 4] + bias[i % 4 / 2] * totals[i / 4][i % 4];
@@ -130,7 +143,6 @@ __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4],
   }}
 }}
 """
-    return text, codes.source
 
 
 _QUADS_SCALES = """  // Each of four lanes with the same rows widens the scales of every fourth group, and gives them to the others.
