@@ -86,10 +86,10 @@ LOAD_LATENCY_SECS = 1.0e-6
 CROWDED_SECS = 2.5e-6
 """Seconds that PDL costs where an SM has room for a thread block of the next kernel beside its own: such a kernel took 16.3 us back to back
 and 13.5 us behind a foreign one, one that fills its SMs 12.3 us back to back (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
-STAGE_SECS = 0.1e-6
+STAGE_SECS = 0.15e-6
 """Seconds that each stage over the first two costs. Less than measured: 2, 3 and 6 stages of 16, 16 and 8 warps took 11.4, 11.9 and 13.7 us
 while each warp started the copies of all its stages at once (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
-PREFETCH_SECS = 0.05e-6
+PREFETCH_SECS = 0.02e-6
 """Seconds that each step of L2 prefetch costs. Much less than measured behind a foreign kernel, which it does not overlap: 1, 2 and 4 steps
 took 13.4, 14.5 and 15.8 us; back to back 11.9, 11.9 and 12.6."""
 OVERLAP = 4.0
