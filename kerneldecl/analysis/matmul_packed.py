@@ -19,6 +19,10 @@ COLUMNS = 8
 FIRST_CAPABILITY = (8, 0)
 """Compute capability of the first GPUs with cp.async and mma.m16n8k16 of both dtypes."""
 MAX_STAGES = 12
+STREAMS = (0, 1, 2)
+BY_STEPS, BY_ROUNDS = 1, 2
+"""Values of `stream`."""
+BARRIER_BYTES = 8
 WARP_ROWS = (16, 32, 64)
 """Rows of weights of a warp."""
 MAX_SUMS = 32
@@ -111,7 +115,12 @@ class PackedParams(NamedTuple):
     split_k: int = 1
     """Thread blocks of a cluster among which k is divided."""
     stream: int = 0
-    """Whether activations come with each step rather than all at once; of warps that share no rows of them."""
+    """How activations come: all at once (0), each warp's with each step (1) or those of all warps along k with each round of steps (2)."""
+
+    bulk: int = 0
+    """Whether one lane copies a warp's weights in bulk; else each lane copies 16 bytes of each tile."""
+    prefetch: int = 0
+    """Steps of a warp whose weights come to L2 while the preceding kernel ends."""
 
     def candidate(self) -> Candidate:
         return Candidate.of("gpu_matmul_packed", self._asdict())
@@ -143,24 +152,41 @@ class PackedParams(NamedTuple):
     def registers(self, sizes: PackedSizes) -> int:
         """Registers of a thread, about (nvcc 13.0)."""
         accumulators = self.accumulators(sizes)
-        return 72 + accumulators + (accumulators if self.scales_sums(sizes) else 16 * self.rows // TILE_ROWS)
+        return 64 + accumulators + (accumulators if self.scales_sums(sizes) else 16 * self.rows // TILE_ROWS)
 
     def stage_bytes(self, sizes: PackedSizes) -> int:
         """Bytes of a warp's step: weights, scales, zero points, and activations that come with it."""
         weights = self.rows * (sizes.step // TILE_K * ROW_BYTES + sizes.step_scales * sizes.factor_bytes)
-        return weights + self.stream * sizes.m * (sizes.step * 2 + PADDING_BYTES)
+        return weights + (self.stream == BY_STEPS) * sizes.m * (sizes.step * 2 + PADDING_BYTES)
 
     def activation_bytes(self, sizes: PackedSizes) -> int:
-        """Bytes of a thread block's activations that come all at once."""
+        """Bytes of a thread block's activations that lie apart from its warps' weights."""
+        if self.stream == BY_ROUNDS:
+            return self.stages * self.round_bytes(sizes)
         return 0 if self.stream else sizes.m * (self.block_steps(sizes) * sizes.step * 2 + PADDING_BYTES)
+
+    def round_bytes(self, sizes: PackedSizes) -> int:
+        """Bytes of the activations of a step of each warp along k, where they come in rounds."""
+        return self.warps_k * sizes.m * (sizes.step * 2 + PADDING_BYTES) if self.stream == BY_ROUNDS else 0
+
+    def loaded_bytes(self, sizes: PackedSizes) -> int:
+        """Bytes that a thread block copies to shared memory."""
+        rounds = -(-self.block_steps(sizes) // self.warps_k)
+        activations = rounds * self.round_bytes(sizes) if self.stream == BY_ROUNDS else self.activation_bytes(sizes)
+        return self.warps_n * self.warps_k * rounds * self.stage_bytes(sizes) + activations
 
     def partial_bytes(self, sizes: PackedSizes) -> int:
         """Bytes of partial results, which lie where activations and weights were."""
         return self.warps_k * sizes.m * (self.block_rows + PARTIAL_PADDING) * 4
 
-    def smem_bytes(self, sizes: PackedSizes) -> int:
+    def barrier_offset(self, sizes: PackedSizes) -> int:
+        """Return where in shared memory the barriers of stages begin: behind all else."""
         ring = self.warps_n * self.warps_k * self.stages * self.stage_bytes(sizes)
         return max(self.activation_bytes(sizes) + ring, self.partial_bytes(sizes))
+
+    def smem_bytes(self, sizes: PackedSizes) -> int:
+        barriers = self.bulk * self.warps_n * self.warps_k * self.stages * BARRIER_BYTES
+        return self.barrier_offset(sizes) + barriers
 
     def fits(self, sizes: PackedSizes, gpu: Gpu) -> bool:
         """Say whether the parameters are valid for these sizes on a GPU."""
@@ -168,9 +194,13 @@ class PackedParams(NamedTuple):
         return (
             self.rows in WARP_ROWS
             and sizes.m <= MAX_ROWS
+            and self.block_rows <= sizes.n
+            and (self.bulk == 0 or (self.bulk == 1 and has_clusters))
+            and 0 <= self.prefetch < self.stages
             and self.accumulators(sizes) <= MAX_ACCUMULATORS
             and 2 <= self.stages <= MAX_STAGES
-            and (self.stream == 0 or self.warps_n == 1)
+            and self.stream in STREAMS
+            and (self.stream != BY_STEPS or self.warps_n == 1)
             and (self.split_k == 1 or (has_clusters and self.split_k <= min(MAX_CLUSTER, sizes.steps)))
             and self.warps_k <= self.block_steps(sizes)
             and (self.split_k - 1) * self.block_steps(sizes) < sizes.steps

@@ -8,10 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS, WARP_LANES
+from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, FIRST_PDL_CAPABILITY, SM_PARTITIONS, WARP_LANES
 from kerneldecl.analysis.matmul_packed import (
+    BARRIER_BYTES,
+    BY_ROUNDS,
+    BY_STEPS,
     FIRST_CAPABILITY,
     MAX_STAGES,
+    STREAMS,
     WARP_ROWS,
     PackedParams,
     PackedSizes,
@@ -45,6 +49,8 @@ MIN_WARPS, MAX_WARPS = 4, 16
 RESIDENT = (1, 2, 3, 4)
 """Thread blocks that share an SM, for which stages are chosen so that they fit."""
 MIN_STAGES = 2
+COPIES = ((1, 0), (1, 1), (0, 0))
+"""Values of `bulk` and `prefetch`."""
 MIN_WARP_STEPS = 2
 """Steps of a warp at least."""
 SAME_TILE = 2
@@ -52,13 +58,14 @@ SAME_TILE = 2
 
 # Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
 
-STEP_INSTRUCTIONS = 45.0
+STEP_INSTRUCTIONS, BULK_STEP_INSTRUCTIONS = 45.0, 70.0
 """For a step: the loop, addresses, copies."""
-INT4_TILE_INSTRUCTIONS = 37.5
-"""For 16 rows and 64 elements along k: 16 registers of fragments, each a logic operation and a subtraction."""
+INT4_TILE_INSTRUCTIONS = 22.0
+"""For 16 rows and 64 elements along k: 16 registers of fragments, each a logic operation, and a shift for four; bfloat16 takes a shift more
+for two."""
 FLOAT4_TILE_INSTRUCTIONS = 66.0
 """The same of float4_e2m1fn: 51 for float16, 66 for bfloat16, whose numbers take a product besides."""
-SCALED_INSTRUCTIONS, SCALED_FLOAT4_INSTRUCTIONS = 30.0, 95.0
+SCALED_INSTRUCTIONS, SCALED_FLOAT4_INSTRUCTIONS = 45.5, 95.0
 """For the same where weights are scaled, besides."""
 GROUP_INSTRUCTIONS = 8.0
 """For the scales and zero points of a group and 16 rows, where sums are scaled."""
@@ -66,6 +73,9 @@ STREAM_INSTRUCTIONS = 4.0
 """For a warp's copy of 512 bytes of activations that come with a step."""
 STEP_LATENCY_CYCLES = 300.0
 """Cycles of a warp for a step besides its instructions: eight MMAs one after the other, and the first loads from shared memory. Assumed."""
+WARP_CYCLES = 3.0
+"""Cycles between instructions of one warp: with half as many warps along k kernels took 2 to 3.5 us longer (1 and 16 x 8192 x 8192; H200,
+2026-11)."""
 ISSUE_SHARE = 0.8
 """Part of an SM's cycles in which its schedulers find an instruction to issue. Assumed."""
 SMEM_TILE_BYTES, SMEM_FRAGMENT_BYTES = 1024.0, 512.0
@@ -76,6 +86,12 @@ LOAD_LATENCY_SECS = 1.0e-6
 CROWDED_SECS = 2.5e-6
 """Seconds that PDL costs where an SM has room for a thread block of the next kernel beside its own: such a kernel took 16.3 us back to back
 and 13.5 us behind a foreign one, one that fills its SMs 12.3 us back to back (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
+STAGE_SECS = 0.15e-6
+"""Seconds that each stage over the first two costs. Less than measured: 2, 3 and 6 stages of 16, 16 and 8 warps took 11.4, 11.9 and 13.7 us
+while each warp started the copies of all its stages at once (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
+PREFETCH_SECS = 0.02e-6
+"""Seconds that each step of L2 prefetch costs. Much less than measured behind a foreign kernel, which it does not overlap: 1, 2 and 4 steps
+took 13.4, 14.5 and 15.8 us; back to back 11.9, 11.9 and 12.6."""
 OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap. Assumed."""
 
@@ -96,8 +112,8 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
 
 
 def _tile(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> tuple[int, ...]:
-    """Return what decides how often operands are read, by how many thread blocks, and whether the next kernel's find room."""
-    return params.block_rows, params.split_k, params.stream, int(_has_room(sizes, params, gpu))
+    """Return what decides how often operands are read, by how many thread blocks and how, and whether the next kernel's find room."""
+    return params.rows, params.warps_n, params.split_k, int(_has_room(sizes, params, gpu)), params.bulk, params.prefetch
 
 
 def _has_room(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> bool:
@@ -107,20 +123,30 @@ def _has_room(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> bool:
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
-    """Yield the search space: for warps along n and k, stages with which so many thread blocks fit an SM."""
-    for rows, warps_n, warps_k, split_k, stream in itertools.product(WARP_ROWS, WARPS_N, WARPS_K, SPLIT_K, (0, 1)):
-        params = PackedParams(rows, warps_n, warps_k, MIN_STAGES, split_k, stream)
-        is_too_tall = params.block_rows - rows >= sizes.n
-        is_too_short = warps_k * MIN_WARP_STEPS > params.block_steps(sizes)
-        if is_too_tall or is_too_short or not MIN_WARPS <= warps_n * warps_k <= MAX_WARPS or not params.fits(sizes, gpu):
+    """Yield the search space: for warps along n and k, stages with which so many thread blocks fit an SM, or one less."""
+    copies = COPIES if gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY else ((0, 0),)
+    for rows, warps_n, warps_k, split_k, stream in itertools.product(WARP_ROWS, WARPS_N, WARPS_K, SPLIT_K, STREAMS):
+        tile = PackedParams(rows, warps_n, warps_k, MIN_STAGES, split_k, stream)
+        is_too_short = warps_k * MIN_WARP_STEPS > tile.block_steps(sizes)
+        is_by_steps = stream == BY_ROUNDS and warps_n == 1
+        if is_too_short or is_by_steps or not MIN_WARPS <= warps_n * warps_k <= MAX_WARPS or not tile.fits(sizes, gpu):
             continue
-        ring = warps_n * warps_k * params.stage_bytes(sizes)
-        most = min(MAX_STAGES, -(-params.block_steps(sizes) // warps_k) + 1)
-        stages = set()
-        for resident in RESIDENT:
-            limit = min(gpu.smem_per_block_optin_bytes, gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes)
-            stages.add(min(most, (limit - params.activation_bytes(sizes)) // ring))
-        yield from (params._replace(stages=count) for count in sorted(stages) if count >= min(most, MIN_STAGES))
+        for (bulk, prefetch), stages in itertools.product(copies, _stages(sizes, tile, gpu)):
+            params = tile._replace(stages=stages, bulk=bulk, prefetch=prefetch)
+            if params.fits(sizes, gpu):
+                yield params
+
+
+def _stages(sizes: PackedSizes, tile: PackedParams, gpu: Gpu) -> list[int]:
+    ring = tile.warps_n * tile.warps_k * (tile.stage_bytes(sizes) + BARRIER_BYTES) + tile.round_bytes(sizes)
+    once = 0 if tile.stream == BY_ROUNDS else tile.activation_bytes(sizes)
+    most = min(MAX_STAGES, -(-tile.block_steps(sizes) // tile.warps_k) + 1)
+    stages = set()
+    for resident in RESIDENT:
+        limit = min(gpu.smem_per_block_optin_bytes, gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes)
+        fitting = min(most, (limit - once) // ring)
+        stages |= {fitting, fitting - 1} if resident == 1 else {fitting}
+    return sorted(count for count in stages if count >= MIN_STAGES)
 
 
 def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> float:
@@ -136,10 +162,10 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
     warps, steps = params.threads // WARP_LANES, -(-params.block_steps(sizes) // params.warps_k)
     warp_steps, cycle = busiest * warps * steps, 1 / gpu.clock_hz
     tiles = params.rows // TILE_ROWS * sizes.step // TILE_K
-    multiplies = tiles * TILE_ROWS * TILE_K * sizes.fragments * 8
+    multiplies = (tiles + _adds_activations(sizes, params) * sizes.step // TILE_K) * TILE_ROWS * TILE_K * sizes.fragments * 8
     smem_bytes = tiles * SMEM_TILE_BYTES + sizes.step // 32 * sizes.fragments * SMEM_FRAGMENT_BYTES
-    smem_bytes += params.stream * sizes.m * sizes.step * 2
-    block_bytes = warps * steps * params.stage_bytes(sizes) + params.activation_bytes(sizes)
+    smem_bytes += sizes.m * sizes.step * 2 * _copied_share(params)
+    block_bytes = params.loaded_bytes(sizes)
     times = (
         moved / (gpu.dram_bytes_per_s * DRAM_SHARE),
         blocks * block_bytes / gpu.l2_bytes_per_s,
@@ -147,7 +173,7 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
         warp_steps * _instructions(sizes, params) / (SM_PARTITIONS * ISSUE_SHARE) * cycle,
         warp_steps * multiplies / multiplies_per_cycle(gpu, "float16", "float32") * cycle,
         warp_steps * smem_bytes / gpu.smem_bytes_per_clock_per_sm * cycle,
-        waves * steps * (STEP_LATENCY_CYCLES + _instructions(sizes, params)) * cycle,
+        waves * steps * (STEP_LATENCY_CYCLES + WARP_CYCLES * _instructions(sizes, params)) * cycle,
         waves * steps / (params.stages - 1) * LOAD_LATENCY_SECS,
     )
     return p_norm(*times, exponent=OVERLAP) + _once_secs(sizes, params, gpu, has_room=_has_room(sizes, params, gpu))
@@ -157,14 +183,26 @@ def _instructions(sizes: PackedSizes, params: PackedParams) -> float:
     """Return the instructions of a warp for a step."""
     row_tiles, k_tiles = params.rows // TILE_ROWS, sizes.step // TILE_K
     tiles, fragments = row_tiles * k_tiles, sizes.fragments
-    loads = 2 * k_tiles * fragments + params.stream * STREAM_INSTRUCTIONS * sizes.m * sizes.step / 8 / WARP_LANES
-    multiplies = 4 * tiles * fragments
+    loads = 2 * k_tiles * fragments + _copied_share(params) * STREAM_INSTRUCTIONS * sizes.m * sizes.step / 8 / WARP_LANES
+    multiplies = 4 * (tiles + _adds_activations(sizes, params) * k_tiles) * fragments
     values = tiles * (FLOAT4_TILE_INSTRUCTIONS if sizes.is_float4 else INT4_TILE_INSTRUCTIONS)
     if params.scales_sums(sizes):
-        scaling = row_tiles * sizes.step_scales * (GROUP_INSTRUCTIONS + 4 * fragments)
+        adds = 4 * fragments * (1 + _adds_activations(sizes, params))
+        scaling = row_tiles * sizes.step_scales * (GROUP_INSTRUCTIONS + adds)
     else:
         scaling = tiles * (SCALED_FLOAT4_INSTRUCTIONS if sizes.is_float4 else SCALED_INSTRUCTIONS)
-    return STEP_INSTRUCTIONS + loads + multiplies + values + scaling
+    step = BULK_STEP_INSTRUCTIONS if params.bulk else STEP_INSTRUCTIONS
+    return step + loads + multiplies + values + scaling
+
+
+def _copied_share(params: PackedParams) -> float:
+    """Return which part of the activations of its step a warp copies."""
+    return {BY_STEPS: 1.0, BY_ROUNDS: 1 / params.warps_n}.get(params.stream, 0.0)
+
+
+def _adds_activations(sizes: PackedSizes, params: PackedParams) -> bool:
+    """Say whether tensor cores add up activations besides, by which zero points come off sums of codes."""
+    return params.scales_sums(sizes) and not sizes.is_float4
 
 
 def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: bool) -> float:
@@ -173,7 +211,8 @@ def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: 
     secs = model.launch_secs(gpu, has_pdl=has_pdl) + (CROWDED_SECS if has_pdl and has_room else 0.0)
     cycle = 1 / gpu.clock_hz
     # Half of the first weights are on their way before the activations, which come from L2.
-    activation_secs = params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle / 2
+    activation_secs = 0.0 if params.stream else params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle / 2
     partial_secs = 2 * params.partial_bytes(sizes) / gpu.smem_bytes_per_clock_per_sm * cycle
     secs += DRAM_LATENCY_SECS + activation_secs + COMBINE_SECS + BARRIER_SECS + partial_secs
+    secs += STAGE_SECS * (params.stages - MIN_STAGES) + PREFETCH_SECS * params.prefetch
     return secs + (model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (params.split_k - 1) if params.split_k > 1 else 0.0)

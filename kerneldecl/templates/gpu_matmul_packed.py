@@ -12,13 +12,17 @@ Parameters:
   warps_k  warps that share rows, each with every `warps_k`th step of 128 elements along k (64, where k has no whole steps of 128)
   stages   2 or more steps that a warp has in shared memory or on their way to it
   split_k  1 to 8 thread blocks of a cluster among which k is divided
-  stream   1 has activations come with each step of a warp, where warps_n is 1; 0 has a thread block copy all of its own before the first
+  stream   1 has activations come with each step of a warp, where warps_n is 1; 2 has those of all warps along k come with each round of
+           steps, for which the warps meet; 0 has a thread block copy all of its own before the first
+  bulk     1 has one lane copy a warp's weights in bulk, from compute capability 9.0 on; 0 has each lane copy 16 bytes of each tile
+  prefetch steps of a warp whose weights are prefetched to L2 before the preceding kernel has ended
 
 Shared memory: m * (2 * k / split_k + 16) bytes of activations, and warps_n * warps_k * stages * rows * (64 + scales) bytes of weights,
 where scales are the bytes of a row's scales and zero points in a step; where activations come with each step, m * 272 bytes with each of
 these instead. Or the partial results of warps, where these take more.
 
 Where a thread has up to 32 accumulators, sums of a group are multiplied by its scale, in float32; else weights are, and rounded to 16 bits.
+Where rows are no whole blocks, some thread blocks begin before the end of their neighbours', and both compute what they share.
 
 A kernel is for one number of rows, which its CUDA text names. Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -42,7 +46,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the GEMM with its epilogue as one kernel, or None where it is another computation or these parameters do not take it."""
     gpu = arch.the_gpu
     problem = read_quantized(mod) if gpu.compute_capability >= FIRST_CAPABILITY else None
-    chosen = PackedParams(**{name: params[name] for name in PackedParams._fields})  # type: ignore[arg-type]
+    chosen = PackedParams(**{name: params[name] for name in PackedParams._fields if name in params})  # type: ignore[arg-type]
     if problem is None or not _has_dense_rows(problem):
         return None
     sizes = _sizes(problem)

@@ -32,6 +32,10 @@ TILES: tuple[dict[str, Any], ...] = tuple(
     )
 )
 """Tiles of float8 GEMMs with block scales, for CTAs with several of them."""
+IN_BULK: tuple[dict[str, Any], ...] = (
+    {"rows": 64, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1, "stream": 1, "bulk": 1, "prefetch": 1},
+    {"rows": 32, "warps_n": 4, "warps_k": 2, "stages": 3, "split_k": 2, "stream": 0, "bulk": 1, "prefetch": 0},
+)
 OTHERS: dict[str, dict[str, Any]] = {
     "bfloat16, zero points, groups of 32": {"m": 40, "dtype": "bfloat16", "zero_points": True, "group": 32},
     "columns, bias and residual": {"m": 17, "scales": "column", "epilogue": ["bias", "add"]},
@@ -51,6 +55,10 @@ CASES = [
     *(
         Case(f"int4, {m} rows by mma.sync in clusters", "matmul_quantized", INT4 | {"m": m}, given("gpu_matmul_packed", *CLUSTERS))
         for m in (1, 17)
+    ),
+    *(
+        Case(f"int4, {m} rows by mma.sync in bulk", "matmul_quantized", INT4 | {"m": m}, given("gpu_matmul_packed", *IN_BULK))
+        for m in (1, 9)
     ),
     *(
         Case(f"{name}, by mma.sync", "matmul_quantized", INT4 | attrs, proposed("gpu_matmul_packed", step=9))

@@ -74,32 +74,38 @@ __device__ __forceinline__ void {name}(unsigned* out, const unsigned* packed, co
     return name, source
 
 
-def values_source(dtype: str, *, has_zeros: bool) -> tuple[str, str]:
-    """Return the name and CUDA of a function that gives a lane its 4 registers of operand A of 16 rows and 16 elements along k, unscaled.
+class Codes(NamedTuple):
+    """A function that gives a lane its 4 registers of operand A of 16 rows and 16 elements along k, of codes rather than values."""
 
-    Its arguments are the registers, the lane's word of weights and the biases of its two rows, which another function, `NAME_bias`, makes
-    of their zero points.
+    name: str
+    source: str
+    base: float
+    """What is added to a code, in its units."""
+    units: tuple[float, float]
+    """What a code of a lane's first row is multiplied by, and of its second."""
+
+
+def codes_source(dtype: str) -> Codes:
+    """Return the function: its arguments are the registers and the lane's word of weights.
+
+    A nibble among zeros is a subnormal half: as many times 2^-24, or 2^-20 where it is 4 bits higher. Subnormal bfloat16 would make sums
+    vanish, so that a nibble is added to 128.
     """
-    kind = _TYPES[dtype]
-    name = f"kd_values_i4_{dtype}{'_zeros' if has_zeros else ''}"
-    (low_bits, _), (high_bits, high_shift) = kind.low, kind.high
-    shifted = "word" if high_shift else "(word >> 4)"
+    name = f"kd_codes_i4_{dtype}"
+    if dtype == "float16":
+        base, units = 0.0, (2.0**-24, 2.0**-20)
+        masks = "out[2 * half_k] = word & 0x000f000fu;\n    out[2 * half_k + 1] = word & 0x00f000f0u;"
+    else:
+        base, units = 128.0, (1.0, 1.0)
+        masks = """asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(out[2 * half_k]) : "r"(word), "r"(0x43004300u));
+    asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(out[2 * half_k + 1]) : "r"(word >> 4), "r"(0x43004300u));"""
     source = f"""
-__device__ __forceinline__ void {name}_bias(unsigned* bias, unsigned first, unsigned second) {{
-  bias[0] = {low_bits * 0x10001:#x}u | first * 0x10001u;
-  bias[1] = {high_bits * 0x10001:#x}u | second * {0x10001 << high_shift:#x}u;
-}}
-__device__ __forceinline__ void {name}(unsigned* out, unsigned packed, const unsigned* bias) {{
+__device__ __forceinline__ void {name}(unsigned* out, unsigned packed) {{
 #pragma unroll
   for (int half_k = 0; half_k < 2; ++half_k) {{
-    unsigned word = packed >> (8 * half_k), low, high;
-    asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(low) : "r"(word), "r"({low_bits * 0x10001:#x}u));
-    asm("lop3.b32 %0, %1, {0x000F000F << high_shift:#010x}, %2, 0xea;" : "=r"(high) : "r"({shifted}), "r"({high_bits * 0x10001:#x}u));
-    {kind.pair} first = __hsub2(*reinterpret_cast<{kind.pair}*>(&low), *reinterpret_cast<const {kind.pair}*>(bias));
-    {kind.pair} second = __hsub2(*reinterpret_cast<{kind.pair}*>(&high), *reinterpret_cast<const {kind.pair}*>(bias + 1));
-    out[2 * half_k] = *reinterpret_cast<unsigned*>(&first);
-    out[2 * half_k + 1] = *reinterpret_cast<unsigned*>(&second);
+    unsigned word = packed >> (8 * half_k);
+    {masks}
   }}
 }}
 """
-    return name, source
+    return Codes(name, source, base, units)

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.matmul_packed import PARTIAL_PADDING, PackedParams, PackedSizes
+from kerneldecl.analysis.packed_weights import TILE_ROWS
 from kerneldecl.templates.gpu.packed_gemm_source import multiply_source
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.read_quantized import QuantizedGemm
@@ -34,6 +35,11 @@ class PackedKernel:
     def results(self) -> int:
         """Results of a cluster's rows of weights."""
         return self.sizes.m * self.params.block_rows
+
+    def first_row(self, block: Any) -> Any:
+        """Return the first row of a thread block's weights: where blocks have more rows than there are, neighbours share some."""
+        blocks, spare = self.params.row_blocks(self.sizes), self.sizes.n - self.params.block_rows
+        return block * (spare // TILE_ROWS) // max(1, blocks - 1) * TILE_ROWS
 
     @property
     def partial_shape(self) -> tuple[int, int, int]:
@@ -77,8 +83,7 @@ def _add_cluster(kernel, partials, column, row, total):
 def _store(kernel, total, column, row):
     """Store a result, with the epilogue."""
     gemm = T.meta_var(kernel.problem.gemm)
-    if row < kernel.sizes.n:
-        gemm.out.buffer[tuple(gemm.index_out(0, column, row))] = gemm.value(total, 0, column, row, gemm.aux(0, column, row))
+    gemm.out.buffer[tuple(gemm.index_out(0, column, row))] = gemm.value(total, 0, column, row, gemm.aux(0, column, row))
 
 
 @T.inline
@@ -86,7 +91,7 @@ def _finish(kernel, partials, block, rank, thread):
     """Have a thread block store its rows' results, or its share of them."""
     params, rows = T.meta_var((kernel.params, kernel.params.block_rows))
     total = T.alloc_local((1,), "float32")
-    first_row = T.meta_var(block * rows)
+    first_row = T.meta_var(kernel.first_row(block))
     if params.split_k > 1:
         for i in T.serial(-(-kernel.results // params.threads)):
             own = T.meta_var(i * params.threads + thread)
@@ -129,7 +134,8 @@ def _run(kernel, ids):
     if kernel.pdl:
         # The next kernel may start as soon as SMs have room: it waits, as this one does, until its preceding kernel has ended.
         T.ptx.griddepcontrol.launch_dependents()
-        T.cuda.func_call(prefetch, values, scales, zeros, block, rank, warp, lane, source_code=source)
+        if kernel.params.prefetch > 0:
+            T.cuda.func_call(prefetch, values, scales, zeros, block, rank, warp, lane, source_code=source)
         T.ptx.griddepcontrol.wait()
     T.cuda.func_call(multiply, values, scales, zeros, activations, memory.ptr_to([0]), block, rank, warp, lane, source_code=source)
     _finish(kernel, partials, block, rank, warp * WARP_LANES + lane)

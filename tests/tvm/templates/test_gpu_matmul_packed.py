@@ -27,12 +27,12 @@ from kerneldecl.toolchain import nvcc
 ROOT = REPOSITORY
 MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
 NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
-PLAIN: dict[str, Value] = {"rows": 32, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1, "stream": 0}
+PLAIN: dict[str, Value] = {"rows": 32, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1, "stream": 0, "bulk": 0, "prefetch": 0}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "one row": ({"m": 1, "n": 128, "k": 1024}, {}),
     "three rows, zero points, more steps than warps": (
         {"m": 3, "n": 96, "k": 1792, "zero_points": True},
-        {"rows": 16, "warps_k": 2, "stages": 4},
+        {"rows": 16, "warps_k": 2, "stages": 4, "prefetch": 2},
     ),
     "eight rows, groups of 64": ({"m": 8, "n": 128, "k": 640, "group": 64}, {"rows": 64, "warps_k": 2, "stages": 2}),
     "sixteen rows, bfloat16, groups of 32, rows beyond n, a cluster": (
@@ -54,12 +54,36 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
         {"m": 31, "n": 80, "k": 832, "group": 64, "zero_points": True, "epilogue": ("bias",)},
         {"stream": 1, "rows": 64, "warps_k": 3, "split_k": 2},
     ),
+    "one row, in bulk, thread blocks that share rows, L2 prefetch": (
+        {"m": 1, "n": 160, "k": 1024},
+        {"bulk": 1, "rows": 64, "stream": 1, "warps_k": 4, "prefetch": 2},
+    ),
+    "nine rows, zero points, in bulk, a cluster, steps of 64": (
+        {"m": 9, "n": 112, "k": 1344, "group": 32, "zero_points": True, "epilogue": ("bias", "add")},
+        {"bulk": 1, "warps_n": 2, "split_k": 2},
+    ),
+    "bfloat16 in bulk, more steps than stages": (
+        {"m": 3, "n": 80, "k": 2048, "dtype": "bfloat16", "zero_points": True},
+        {"bulk": 1, "rows": 16, "stages": 2, "warps_k": 2, "stream": 1},
+    ),
+    "twelve rows that come in rounds, a cluster with uneven rounds": (
+        {"m": 12, "n": 192, "k": 1408, "zero_points": True, "epilogue": ("bias",)},
+        {"bulk": 1, "rows": 64, "warps_n": 2, "warps_k": 4, "split_k": 2, "stages": 2, "stream": 2},
+    ),
+    "three rows that come in rounds, bfloat16, steps of 64": (
+        {"m": 3, "n": 80, "k": 704, "group": 64, "dtype": "bfloat16"},
+        {"warps_n": 2, "warps_k": 3, "stages": 3, "stream": 2},
+    ),
+    "MXFP4 in bulk": ({**MXFP4, "m": 2, "n": 128, "k": 1024}, {"bulk": 1}),
     "MXFP4, one row": ({**MXFP4, "m": 1, "n": 128, "k": 1024}, {}),
     "MXFP4, bfloat16": ({**MXFP4, "m": 20, "n": 144, "k": 320, "dtype": "bfloat16", "epilogue": ("bias", "relu")}, {"warps_k": 2}),
     "NVFP4": ({**NVFP4, "m": 9, "n": 64, "k": 512, "epilogue": ("bias", "add")}, {"rows": 16, "warps_k": 2, "split_k": 2}),
     "NVFP4, bfloat16": ({**NVFP4, "m": 4, "n": 64, "k": 512, "dtype": "bfloat16", "tensor_scale": False}, {"rows": 64, "warps_k": 2}),
 }
 OF_EACH_KIND = (
+    "twelve rows that come in rounds, a cluster with uneven rounds",
+    "one row, in bulk, thread blocks that share rows, L2 prefetch",
+    "nine rows, zero points, in bulk, a cluster, steps of 64",
     "one row",
     "sixteen rows, bfloat16, groups of 32, rows beyond n, a cluster",
     "31 rows, scaled weights, a scale for each column, a cluster with a short end",
@@ -89,7 +113,7 @@ def test_computes_what_the_rule_does(name: str) -> None:
     # The emulator checks that L2 prefetches lie within the arguments.
     before, wait, behind = kernel.source.rpartition("__global__")[2].partition("griddepcontrol_wait()")
     assert wait
-    assert "::prefetch" in before
+    assert ("::prefetch" in before) == bool(params.get("prefetch"))
     assert "::multiply" in behind
     [out] = rule.signature().outputs
     inputs = rule.inputs(np.random.default_rng(1))
@@ -145,18 +169,23 @@ def test_the_template_takes_every_candidate(gpu: str, attrs: dict[str, Any]) -> 
         ({"m": 8}, {"split_k": 3, "warps_k": 1}),  # the last one has none
         ({"m": 8}, {"warps_n": 16}),
         ({"m": 8}, {"warps_n": 2, "stream": 1}),
+        ({"m": 8}, {"rows": 64, "warps_n": 4, "warps_k": 1}),  # more rows than there are
+        ({"m": 8}, {"bulk": 2}),
+        ({"m": 8}, {"stream": 3}),
+        ({"m": 8}, {"prefetch": 4}),  # more than stages
     ],
 )
 def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     assert made({"n": 128, "k": 512, **attrs}, params, load_arch(ROOT, "h200")) is None
 
 
-def test_other_gpus_have_no_asynchronous_copies_or_clusters() -> None:
+def test_other_gpus_have_no_asynchronous_or_bulk_copies_or_clusters() -> None:
     sizes = {"m": 8, "n": 128, "k": 512}
     assert made(sizes, {}, load_arch(ROOT, "t4")) is None
     assert policy.propose(iter_space(canonical.lower(rule_of(sizes))), load_arch(ROOT, "t4"), 8) == ()
     assert made(sizes, {}, load_arch(ROOT, "a100-80gb")) is not None
     assert made(sizes, {"split_k": 2, "warps_k": 2}, load_arch(ROOT, "a100-80gb")) is None
+    assert made(sizes, {"bulk": 1}, load_arch(ROOT, "a100-80gb")) is None
 
 
 def test_both_policies_compete() -> None:
