@@ -23,6 +23,10 @@ SUM_BYTES = 4
 MAX_LOOKS = 16
 """Earlier tiles' sums that a thread adds up at most."""
 MAX_ONCE_UNROLL = 8
+SCAN_LANES = (1, 2, 4, 8, 16, 32)
+"""Threads side by side that divide a warp."""
+MAX_HELD_REGISTERS = 48
+"""Registers of a thread that hold elements and sums at most where columns are scanned in one pass; it has 64."""
 RESIDENT_THREADS = 1024
 """Threads of an SM that scan tiles in one pass, at least."""
 
@@ -111,6 +115,59 @@ class GpuScanOnceParams(NamedTuple):
             and 0 < self.threads <= gpu.max_threads_per_block
             and 1 <= self.unroll <= MAX_ONCE_UNROLL
             and 1 < self.tiles(sizes) <= MAX_LOOKS * self.threads
+        )
+
+
+class GpuScanColumnsParams(NamedTuple):
+    """The parameters of `gpu_scan_columns`."""
+
+    threads: int
+    lanes: int
+    """Threads side by side."""
+    unroll: int
+    """Rows of a thread in a step."""
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """Return the thread blocks for which an SM has registers, 64 a thread: while some scan, others load and store."""
+        return max(1, RESIDENT_THREADS // self.threads)
+
+    def width(self, sizes: ScanSizes) -> int:
+        """Return the neighbouring columns of a thread."""
+        return math.gcd(sizes.inner, VECTOR_BYTES // dtype_bytes(sizes.dtype))
+
+    @property
+    def step(self) -> int:
+        """Return the rows that a thread block takes at once."""
+        return self.threads // self.lanes * self.unroll
+
+    def slices(self, sizes: ScanSizes) -> int:
+        """Return the strips side by side."""
+        return -(-sizes.inner // (self.width(sizes) * self.lanes))
+
+    def blocks(self, sizes: ScanSizes) -> int:
+        return sizes.outer * self.slices(sizes)
+
+    def smem_sums(self, sizes: ScanSizes) -> int:
+        """Return the sums that a thread block keeps in shared memory: those of its warps, twice in turns."""
+        return 2 * self.threads // WARP_LANES * self.lanes * self.width(sizes)
+
+    def held_registers(self, sizes: ScanSizes) -> int:
+        """Return a thread's registers of elements, those of the next step too, and of sums."""
+        width, element = self.width(sizes), dtype_bytes(sizes.dtype)
+        return 2 * self.unroll * -(-width * element // 4) + 3 * width * max(element, 4) // 4
+
+    def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
+        """Say whether the kernel can be built, and threads have room for what they hold."""
+        return (
+            takes(sizes)
+            and sizes.inner > 1
+            and self.threads % WARP_LANES == 0
+            and 0 < self.threads <= gpu.max_threads_per_block
+            and self.lanes in SCAN_LANES
+            and 1 <= self.unroll <= MAX_ONCE_UNROLL
+            and self.smem_sums(sizes) * max(dtype_bytes(sizes.dtype), SUM_BYTES) <= gpu.smem_per_block_bytes
+            and self.held_registers(sizes) <= MAX_HELD_REGISTERS
         )
 
 

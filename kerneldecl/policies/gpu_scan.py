@@ -8,18 +8,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from kerneldecl.analysis.scan import MAX_PARTS, RESIDENT_THREADS, GpuScanOnceParams, GpuScanParams, ScanSizes, scan_of, takes
+from kerneldecl.analysis.scan import (
+    MAX_PARTS,
+    RESIDENT_THREADS,
+    GpuScanColumnsParams,
+    GpuScanOnceParams,
+    GpuScanParams,
+    ScanSizes,
+    scan_of,
+    takes,
+)
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Work, ranked
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, Work, ranked
 
-TEMPLATES = ("gpu_scan", "gpu_scan_once")
+TEMPLATES = ("gpu_scan", "gpu_scan_once", "gpu_scan_columns")
 AUTO = {"cuda": 52}
 HAS_TRACES = False
 
 THREADS = (128, 256, 64, 512, 32, 1024)
 UNROLL_ROWS, UNROLL_COLUMNS = (1, 2, 4), (4, 8, 16)
 UNROLL_ONCE = (8, 4, 2)
+LANES, UNROLL_STRIPS = (8, 4, 16, 2, 32), (2, 4, 1)
 WAVES = (1, 2, 4)
 """Thread blocks for each SM where parts share rows."""
 OTHER_REGISTERS = 28
@@ -43,13 +53,27 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
         return ()
     fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if params.fits(sizes, gpu))
     parts = ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
-    tiles = (params for params in itertools.starmap(GpuScanOnceParams, itertools.product(THREADS, UNROLL_ONCE)) if params.fits(sizes, gpu))
-    once = ranked("gpu_scan_once", gpu, ((params._asdict(), _once_works(sizes, params, gpu)) for params in tiles), top_k)
-    if not once or not parts or sizes.outer > gpu.sm_count:
+    once = _strips(sizes, gpu, top_k) if sizes.inner > 1 else _tiles(sizes, gpu, top_k)
+    if not once or not parts:
         return parts
     first, second = sorted((parts, once), key=lambda found: found[0].predicted_secs)
     rivals = [proposal for proposal in second if proposal.predicted_secs <= RIVAL_SLOWDOWN * first[0].predicted_secs]
     return tuple(interleaved(first, rivals))[:top_k]
+
+
+def _tiles(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
+    """Return rows in one pass, where they are so few that thread blocks have to share them."""
+    if sizes.outer > gpu.sm_count:
+        return ()
+    tiles = (params for params in itertools.starmap(GpuScanOnceParams, itertools.product(THREADS, UNROLL_ONCE)) if params.fits(sizes, gpu))
+    return ranked("gpu_scan_once", gpu, ((params._asdict(), _once_works(sizes, params, gpu)) for params in tiles), top_k)
+
+
+def _strips(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
+    """Return strips of columns in one pass."""
+    choices = itertools.starmap(GpuScanColumnsParams, itertools.product(THREADS, LANES, UNROLL_STRIPS))
+    fitting = (params for params in choices if params.fits(sizes, gpu) and params.step <= sizes.extent)
+    return ranked("gpu_scan_columns", gpu, ((params._asdict(), (_strip_work(sizes, params, gpu),)) for params in fitting), top_k)
 
 
 def _choices(sizes: ScanSizes, gpu: Gpu) -> Iterator[GpuScanParams]:
@@ -95,6 +119,26 @@ def _works(sizes: ScanSizes, params: GpuScanParams, gpu: Gpu) -> tuple[Work, ...
     sums = base._replace(flops=base.flops / 3, dram_bytes=nbytes, l2_bytes=base.l2_bytes / 2, rounds=max(1.0, steps / 4), serial_cycles=0.0)
     again = nbytes if nbytes > gpu.l2_bytes / 2 else 0
     return sums, base._replace(dram_bytes=nbytes + again, barriers=2)
+
+
+def _strip_work(sizes: ScanSizes, params: GpuScanColumnsParams, gpu: Gpu) -> Work:
+    """Return the work of thread blocks that walk down strips; the next step's loads are under way while one is added up."""
+    element, width, blocks = dtype_bytes(sizes.dtype), params.width(sizes), params.blocks(sizes)
+    nbytes, steps, warps = sizes.elements * element, -(-sizes.extent // params.step), params.threads // gpu.warp_size
+    idle = steps * params.step * params.slices(sizes) * params.lanes * width / (sizes.extent * sizes.inner)
+    return Work(
+        blocks=blocks,
+        threads=params.threads,
+        regs_per_thread=min(OTHER_REGISTERS + params.held_registers(sizes), gpu.registers_per_sm // RESIDENT_THREADS),
+        flops=sizes.elements * idle * (SUM_FLOPS + 2 * ACCESS_FLOPS / width) + blocks * steps * params.threads * 4.0 * warps * width,
+        flops_per_s=gpu.simt_rate("float32"),
+        dram_bytes=2 * nbytes,
+        l2_bytes=2 * nbytes * max(1.0, LINE_BYTES / (params.lanes * width * element)) ** 0.5,
+        moved_smem_bytes=float(blocks * steps * params.threads * warps * width * max(element, 4)),
+        rounds=max(1.0, steps / 2),
+        serial_cycles=steps * SCAN_CYCLES,
+        barriers=1,
+    )
 
 
 def _once_works(sizes: ScanSizes, params: GpuScanOnceParams, gpu: Gpu) -> tuple[Work, ...]:
