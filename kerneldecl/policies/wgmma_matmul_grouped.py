@@ -17,9 +17,15 @@ from kerneldecl.analysis.hopper_limits import (
     MMA_TILE_ROWS,
     PREFERRED_ACCUM_REGISTERS,
     WARPGROUP_THREADS,
-    fitting_epilogue_buffers,
 )
-from kerneldecl.analysis.matmul_grouped import GroupedSizes, WgmmaGroupedParams, expected_tiles, grouped_of, wgmma_takes
+from kerneldecl.analysis.matmul_grouped import (
+    GroupedSizes,
+    WgmmaGroupedParams,
+    expected_tiles,
+    grouped_epilogue_buffers,
+    grouped_of,
+    wgmma_takes,
+)
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.hopper import time_model as model
 
@@ -100,6 +106,6 @@ def secs(sizes: GroupedSizes, params: WgmmaGroupedParams, gpu: Gpu) -> float:
     cost = model.tile_cost(gpu, sizes.dtype, grid, model.CtaTile(params.block_m, params.block_n))
     chunks = params.block_m // params.consumers * params.block_n // MMA_TILE_ROWS**2
     free = gpu.smem_per_block_optin_bytes - params.smem_bytes(sizes) + params.consumers * MMA_TILE_ROWS**2 * 2
-    pipeline = model.Pipeline(params.stages, fitting_epilogue_buffers(chunks, params.consumers, free))
+    pipeline = model.Pipeline(params.stages, grouped_epilogue_buffers(chunks, params.consumers, free))
     tiles = model.tiles_secs(gpu, cost, pipeline) + cost.sm_tiles * TILE_SECS
     return tiles * CLUSTER_FACTORS[params.cluster_n] + model.launch_secs(gpu, has_pdl=True) + TABLES_SECS
