@@ -21,7 +21,9 @@ MAX_PARTS = 1024
 SUM_BYTES = 4
 """Bytes of a sum that is published together with the flag that says so."""
 MAX_LOOKS = 16
-"""Earlier tiles' sums that a thread adds up at most."""
+"""Earlier groups' sums that a thread adds up at most."""
+GROUP_TILES = 64
+"""Tiles of a row whose sum is published as one, too."""
 MAX_ONCE_UNROLL = 8
 SCAN_LANES = (1, 2, 4, 8, 16, 32)
 """Threads side by side that divide a warp."""
@@ -105,6 +107,14 @@ class GpuScanOnceParams(NamedTuple):
         """Return the tiles of a row."""
         return -(-sizes.extent // self.tile(sizes))
 
+    def groups(self, sizes: ScanSizes) -> int:
+        """Return the groups of tiles of a row."""
+        return -(-self.tiles(sizes) // GROUP_TILES)
+
+    def words(self, sizes: ScanSizes) -> int:
+        """Return the words that thread blocks exchange: a sum of each tile and of each group, and how many tiles are taken."""
+        return sizes.outer * (self.tiles(sizes) + self.groups(sizes)) + 1
+
     def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
         """Say whether kernels with these parameters can be built: a sum and a flag are one word, and a thread looks at few of them."""
         return (
@@ -114,7 +124,8 @@ class GpuScanOnceParams(NamedTuple):
             and self.threads % WARP_LANES == 0
             and 0 < self.threads <= gpu.max_threads_per_block
             and 1 <= self.unroll <= MAX_ONCE_UNROLL
-            and 1 < self.tiles(sizes) <= MAX_LOOKS * self.threads
+            and self.tiles(sizes) > 1
+            and self.groups(sizes) <= MAX_LOOKS * self.threads
         )
 
 
@@ -149,13 +160,13 @@ class GpuScanColumnsParams(NamedTuple):
         return sizes.outer * self.slices(sizes)
 
     def smem_sums(self, sizes: ScanSizes) -> int:
-        """Return the sums that a thread block keeps in shared memory: those of its warps, twice in turns."""
-        return 2 * self.threads // WARP_LANES * self.lanes * self.width(sizes)
+        """Return the sums that a thread block keeps in shared memory: those of its warps and of all, twice in turns."""
+        return 2 * (self.threads // WARP_LANES + 1) * (self.lanes * self.width(sizes) + 1)
 
     def held_registers(self, sizes: ScanSizes) -> int:
         """Return a thread's registers of elements, those of the next step too, and of sums."""
         width, element = self.width(sizes), dtype_bytes(sizes.dtype)
-        return 2 * self.unroll * -(-width * element // 4) + 3 * width * max(element, 4) // 4
+        return 2 * self.unroll * -(-width * element // 4) + 2 * width * max(element, 4) // 4
 
     def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
         """Say whether the kernel can be built, and threads have room for what they hold."""

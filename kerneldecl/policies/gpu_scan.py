@@ -6,9 +6,11 @@ Knows nothing of TVM or of how the template applies it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from kerneldecl.analysis.scan import (
+    GROUP_TILES,
     MAX_PARTS,
     RESIDENT_THREADS,
     GpuScanColumnsParams,
@@ -44,6 +46,9 @@ ONCE_ROUNDS = 4
 """Latencies of a tile in one pass: which one it is, its elements, its sum published and seen, those of tiles a little behind. Assumed."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
+STRIP_BYTES, STRIP_COST = 256, 0.08
+"""Neighbouring bytes of a strip that DRAM reads and writes fastest, and the fraction of its time that each halving costs: strips of 256,
+128 and 64 bytes of 32 x 4096 x 256 float32 took 76.8, 80.9 and 98.6 us at best (9 kernels, H200, 2026-11)."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -124,28 +129,28 @@ def _works(sizes: ScanSizes, params: GpuScanParams, gpu: Gpu) -> tuple[Work, ...
 def _strip_work(sizes: ScanSizes, params: GpuScanColumnsParams, gpu: Gpu) -> Work:
     """Return the work of thread blocks that walk down strips; the next step's loads are under way while one is added up."""
     element, width, blocks = dtype_bytes(sizes.dtype), params.width(sizes), params.blocks(sizes)
-    nbytes, steps, warps = sizes.elements * element, -(-sizes.extent // params.step), params.threads // gpu.warp_size
+    nbytes, steps = sizes.elements * element, -(-sizes.extent // params.step)
+    strip_bytes = params.lanes * width * element
     idle = steps * params.step * params.slices(sizes) * params.lanes * width / (sizes.extent * sizes.inner)
     return Work(
         blocks=blocks,
         threads=params.threads,
         regs_per_thread=min(OTHER_REGISTERS + params.held_registers(sizes), gpu.registers_per_sm // RESIDENT_THREADS),
-        flops=sizes.elements * idle * (SUM_FLOPS + 2 * ACCESS_FLOPS / width) + blocks * steps * params.threads * 4.0 * warps * width,
+        flops=sizes.elements * idle * (SUM_FLOPS + 2 * ACCESS_FLOPS / width),
         flops_per_s=gpu.simt_rate("float32"),
-        dram_bytes=2 * nbytes,
-        l2_bytes=2 * nbytes * max(1.0, LINE_BYTES / (params.lanes * width * element)) ** 0.5,
-        moved_smem_bytes=float(blocks * steps * params.threads * warps * width * max(element, 4)),
+        dram_bytes=2 * nbytes * (1 + STRIP_COST * max(0.0, math.log2(STRIP_BYTES / strip_bytes))),
+        l2_bytes=2 * nbytes * max(1.0, LINE_BYTES / strip_bytes) ** 0.5,
         rounds=max(1.0, steps / 2),
-        serial_cycles=steps * SCAN_CYCLES,
+        serial_cycles=2 * steps * SCAN_CYCLES,
         barriers=1,
     )
 
 
 def _once_works(sizes: ScanSizes, params: GpuScanOnceParams, gpu: Gpu) -> tuple[Work, ...]:
     """Return the work of clearing words, and of the tiles."""
-    element, tiles = dtype_bytes(sizes.dtype), params.tiles(sizes)
+    element, tiles, looks = dtype_bytes(sizes.dtype), params.tiles(sizes), (GROUP_TILES + params.groups(sizes)) / 2
     width = params.tile(sizes) // (params.threads * params.unroll)
-    nbytes, words = sizes.elements * element, 8.0 * sizes.outer * tiles
+    nbytes, words = sizes.elements * element, 8.0 * params.words(sizes)
     scan = Work(
         blocks=sizes.outer * tiles,
         threads=params.threads,
@@ -153,9 +158,9 @@ def _once_works(sizes: ScanSizes, params: GpuScanOnceParams, gpu: Gpu) -> tuple[
         flops=sizes.elements * (SUM_FLOPS + 2 * ACCESS_FLOPS / width) * tiles * params.tile(sizes) / sizes.extent,
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=2 * nbytes,
-        l2_bytes=2 * nbytes + words * tiles / 2,
-        rounds=ONCE_ROUNDS + tiles / params.threads / 4,
+        l2_bytes=2 * nbytes + words * looks,
+        rounds=ONCE_ROUNDS + looks / params.threads / 4,
         serial_cycles=3 * SCAN_CYCLES,
         barriers=3,
     )
-    return Work(blocks=-(-sizes.outer * tiles // 256), threads=256, dram_bytes=words), scan
+    return Work(blocks=-(-params.words(sizes) // 256), threads=256, dram_bytes=words), scan

@@ -16,6 +16,8 @@ from kerneldecl.templates.gpu.scan_source import constants_of, filled
 _WORK = """
 // Threads side by side; threads below one another, in all and in a warp; rows of a step.
 constexpr int X = {lanes}, BELOW = T / X, WARP_BELOW = 32 / X, WARPS = T / 32, STEP = BELOW * U, SLICES = {slices}, ROWS = N;
+// From a warp's sums to the next one's, so that lanes read from different banks.
+constexpr int PITCH = X * W + 1;
 // The place of the `at`-th element in the order of addition.
 __device__ __forceinline__ int place(int at) { return (REVERSE ? ROWS - 1 - at : at) * int(I); }
 __device__ __forceinline__ Sum value(const Access& held, int w) { return wide(reinterpret_cast<const Item*>(&held)[w]); }
@@ -50,30 +52,35 @@ __device__ __forceinline__ void scan_strip(const Item* __restrict__ x, Item* __r
         if (lane >= by) running[w] += other;
       }
     }
-    // 2. Those of the warps above.
-    Sum* mine = cells + turn * (WARPS * X * W) + side * W;
+    // 2. Those of the warps above: each warp scans them for some of the columns, a lane for each warp.
+    Sum* sums = cells + turn * ((WARPS + 1) * PITCH);
     if (lane >= 32 - X)
       #pragma unroll
-      for (int w = 0; w < W; w++) mine[warp * (X * W) + w] = running[w];
+      for (int w = 0; w < W; w++) sums[warp * PITCH + side * W + w] = running[w];
     #pragma unroll
     for (int w = 0; w < W; w++) {
       Sum above = __shfl_up_sync(0xffffffffu, running[w], X % 32);
       running[w] = X < 32 && lane >= X ? above : Sum(0);
     }
     __syncthreads();
-    Sum all[W] = {};
-    #pragma unroll 2
-    for (int other = 0; other < WARPS; other++) {
+    for (int at = warp; at < X * W; at += WARPS) {
+      Sum upto = lane < WARPS ? sums[lane * PITCH + at] : Sum(0);
       #pragma unroll
-      for (int w = 0; w < W; w++) {
-        Sum of_warp = mine[other * (X * W) + w];
-        running[w] += other < warp ? of_warp : Sum(0);
-        all[w] += of_warp;
+      for (int by = 1; by < WARPS; by *= 2) {
+        Sum other = __shfl_up_sync(0xffffffffu, upto, by);
+        if (lane >= by) upto += other;
       }
+      Sum above = __shfl_up_sync(0xffffffffu, upto, 1);
+      if (lane < WARPS) sums[lane * PITCH + at] = lane ? above : Sum(0);
+      if (lane == WARPS - 1) sums[WARPS * PITCH + at] = upto;
     }
+    __syncthreads();
     // 3. The results.
     #pragma unroll
-    for (int w = 0; w < W; w++) running[w] += carry[w];
+    for (int w = 0; w < W; w++) {
+      running[w] += carry[w] + sums[warp * PITCH + side * W + w];
+      carry[w] += sums[WARPS * PITCH + side * W + w];
+    }
     #pragma unroll
     for (int u = 0; u < U; u++) {
       if (exists && first + u < ROWS) {
@@ -88,8 +95,6 @@ __device__ __forceinline__ void scan_strip(const Item* __restrict__ x, Item* __r
       }
       held[u] = next[u];
     }
-    #pragma unroll
-    for (int w = 0; w < W; w++) carry[w] += all[w];
   }
 }
 // Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
