@@ -85,6 +85,19 @@ def test_sizes_at_the_edges(name: str) -> None:
 
 
 @needs_nvcc
+@pytest.mark.parametrize("name", only(("edges of tiles",), OFFSETS))
+def test_sizes_at_the_edges_in_turns(name: str) -> None:
+    """A consumer that stores a part of its two MMA tiles still waits for the buffers that it takes next."""
+    attrs: dict[str, Any] = {"n": 264}
+    rule = rule_of(attrs)
+    a, b, _ = rule.inputs(np.random.default_rng(0))
+    offsets = np.array(OFFSETS[name], np.int32)
+    kernel = kernel_of(attrs, {"kernel_schedule": "pingpong", "block_n": 128, "cluster_n": 2})
+    got = results(kernel, rule, [a, b, offsets], seed=len(name))
+    assert relative_error(got, rule.reference(a, b, offsets)) <= rule.tolerance()
+
+
+@needs_nvcc
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=5, max_size=5))
