@@ -74,7 +74,7 @@ def candidate_of(policy: str, text: str) -> Any:
 
     first, *others = text.split()
     template, pairs = (policy, [first, *others]) if "=" in first else (first, others)
-    return Candidate.of(template, {name: int(value) for name, value in (pair.split("=") for pair in pairs)})
+    return Candidate.of(template, {name: int(value) if value.isdigit() else value for name, value in (pair.split("=") for pair in pairs)})
 
 
 def candidates(entry: Entry, policy: str, given: argparse.Namespace) -> list[Any]:

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kerneldecl.analysis.hopper_limits import EPILOGUE_BUFFER_BYTES, MAX_ACCUM_REGISTERS, MAX_CTA_SMEM_BYTES, RESERVED_SMEM_BYTES
+from kerneldecl.analysis.hopper_limits import (
+    EPILOGUE_BUFFER_BYTES,
+    MAX_ACCUM_REGISTERS,
+    MAX_CTA_SMEM_BYTES,
+    RESERVED_SMEM_BYTES,
+    fitting_epilogue_buffers,
+)
 from kerneldecl.analysis.params import WgmmaParams
 from kerneldecl.model import Access, Candidate, Gpu, IterSpace, dtype_bytes
 
@@ -112,6 +118,8 @@ class WgmmaGroupedParams(NamedTuple):
     """CTAs with neighbouring columns that share rows of A by multicast: 1, 2 or 4."""
     raster_group: int
     """Rows of tiles of a group that are computed before the next column of tiles."""
+    kernel_schedule: str = "cooperative"
+    """As in `WgmmaParams`. Candidates without it do not name it."""
 
     @property
     def gemm(self) -> WgmmaParams:
@@ -123,8 +131,8 @@ class WgmmaGroupedParams(NamedTuple):
         return (self.consumers + 1) * 128
 
     def table_bytes(self, sizes: GroupedSizes) -> int:
-        """Return the shared memory of the places of groups: four numbers for each run of rows."""
-        return 16 * sizes.segments
+        """Return the shared memory of the places of groups: three numbers for each run of rows."""
+        return 12 * sizes.segments
 
     def smem_bytes(self, sizes: GroupedSizes) -> int:
         """Return the shared memory of a CTA, with one epilogue buffer for each consumer."""
@@ -132,7 +140,8 @@ class WgmmaGroupedParams(NamedTuple):
         return self.stages * stage + self.consumers * EPILOGUE_BUFFER_BYTES + self.table_bytes(sizes) + RESERVED_SMEM_BYTES
 
     def candidate(self) -> Candidate:
-        return Candidate.of("wgmma_matmul_grouped", self._asdict())
+        left_out = {"kernel_schedule"} if self.kernel_schedule == "cooperative" else set()
+        return Candidate.of("wgmma_matmul_grouped", {name: value for name, value in self._asdict().items() if name not in left_out})
 
     def fits(self, sizes: GroupedSizes) -> bool:
         """Say whether a kernel with these parameters has room, besides what any GEMM kernel on wgmma needs."""
@@ -144,9 +153,19 @@ class WgmmaGroupedParams(NamedTuple):
         )
 
     def _scales_fit(self) -> bool:
-        """Say whether a tile has one scale of B for each k-tile, and registers hold a k-tile's products beside the accumulators."""
+        """Say whether a tile has one scale of B for each k-tile, and registers hold a k-tile's products beside the accumulators.
+
+        Consumers that scale do not take turns.
+        """
         most = MAX_ACCUM_REGISTERS.get(self.consumers, 0)
-        return SCALE_COLUMNS % self.block_n == 0 and 2 * self.gemm.thread_accumulators <= most
+        return self.kernel_schedule == "cooperative" and SCALE_COLUMNS % self.block_n == 0 and 2 * self.gemm.thread_accumulators <= most
+
+
+def grouped_epilogue_buffers(chunks: int, consumers: int, free_bytes: int) -> int:
+    """Return how many epilogue buffers each consumer has: as those of a GEMM, or one for each of three chunks."""
+    if chunks == 3 and 3 * consumers * EPILOGUE_BUFFER_BYTES <= free_bytes:
+        return 3
+    return fitting_epilogue_buffers(chunks, consumers, free_bytes)
 
 
 def wgmma_takes(sizes: GroupedSizes) -> bool:

@@ -21,8 +21,14 @@ MAX_PARTS = 1024
 SUM_BYTES = 4
 """Bytes of a sum that is published together with the flag that says so."""
 MAX_LOOKS = 16
-"""Earlier tiles' sums that a thread adds up at most."""
+"""Earlier groups' sums that a thread adds up at most."""
+GROUP_TILES = 64
+"""Tiles of a row whose sum is published as one, too."""
 MAX_ONCE_UNROLL = 8
+SCAN_LANES = (1, 2, 4, 8, 16, 32)
+"""Threads side by side that divide a warp."""
+MAX_HELD_REGISTERS = 48
+"""Registers of a thread that hold elements and sums at most where columns are scanned in one pass; it has 64."""
 RESIDENT_THREADS = 1024
 """Threads of an SM that scan tiles in one pass, at least."""
 
@@ -101,6 +107,14 @@ class GpuScanOnceParams(NamedTuple):
         """Return the tiles of a row."""
         return -(-sizes.extent // self.tile(sizes))
 
+    def groups(self, sizes: ScanSizes) -> int:
+        """Return the groups of tiles of a row."""
+        return -(-self.tiles(sizes) // GROUP_TILES)
+
+    def words(self, sizes: ScanSizes) -> int:
+        """Return the words that thread blocks exchange: a sum of each tile and of each group, and how many tiles are taken."""
+        return sizes.outer * (self.tiles(sizes) + self.groups(sizes)) + 1
+
     def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
         """Say whether kernels with these parameters can be built: a sum and a flag are one word, and a thread looks at few of them."""
         return (
@@ -110,7 +124,61 @@ class GpuScanOnceParams(NamedTuple):
             and self.threads % WARP_LANES == 0
             and 0 < self.threads <= gpu.max_threads_per_block
             and 1 <= self.unroll <= MAX_ONCE_UNROLL
-            and 1 < self.tiles(sizes) <= MAX_LOOKS * self.threads
+            and self.tiles(sizes) > 1
+            and self.groups(sizes) <= MAX_LOOKS * self.threads
+        )
+
+
+class GpuScanColumnsParams(NamedTuple):
+    """The parameters of `gpu_scan_columns`."""
+
+    threads: int
+    lanes: int
+    """Threads side by side."""
+    unroll: int
+    """Rows of a thread in a step."""
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """Return the thread blocks for which an SM has registers, 64 a thread: while some scan, others load and store."""
+        return max(1, RESIDENT_THREADS // self.threads)
+
+    def width(self, sizes: ScanSizes) -> int:
+        """Return the neighbouring columns of a thread."""
+        return math.gcd(sizes.inner, VECTOR_BYTES // dtype_bytes(sizes.dtype))
+
+    @property
+    def step(self) -> int:
+        """Return the rows that a thread block takes at once."""
+        return self.threads // self.lanes * self.unroll
+
+    def slices(self, sizes: ScanSizes) -> int:
+        """Return the strips side by side."""
+        return -(-sizes.inner // (self.width(sizes) * self.lanes))
+
+    def blocks(self, sizes: ScanSizes) -> int:
+        return sizes.outer * self.slices(sizes)
+
+    def smem_sums(self, sizes: ScanSizes) -> int:
+        """Return the sums that a thread block keeps in shared memory: those of its warps and of all, twice in turns."""
+        return 2 * (self.threads // WARP_LANES + 1) * (self.lanes * self.width(sizes) + 1)
+
+    def held_registers(self, sizes: ScanSizes) -> int:
+        """Return a thread's registers of elements, those of the next step too, and of sums."""
+        width, element = self.width(sizes), dtype_bytes(sizes.dtype)
+        return 2 * self.unroll * -(-width * element // 4) + 2 * width * max(element, 4) // 4
+
+    def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
+        """Say whether the kernel can be built, and threads have room for what they hold."""
+        return (
+            takes(sizes)
+            and sizes.inner > 1
+            and self.threads % WARP_LANES == 0
+            and 0 < self.threads <= gpu.max_threads_per_block
+            and self.lanes in SCAN_LANES
+            and 1 <= self.unroll <= MAX_ONCE_UNROLL
+            and self.smem_sums(sizes) * max(dtype_bytes(sizes.dtype), SUM_BYTES) <= gpu.smem_per_block_bytes
+            and self.held_registers(sizes) <= MAX_HELD_REGISTERS
         )
 
 

@@ -99,6 +99,12 @@ class Unit(NamedTuple):
     rows: int
     tile: int
     """Rows to which the function is padded: the last unit lacks fewer than these."""
+    group: int = 1
+    """Units of a rasterization group: functions of whole groups may have a form of their own, which is not that of all numbers."""
+
+    def whole_groups(self) -> Unit:
+        """Return a unit of a whole group: the form of functions that do not take a part of one."""
+        return Unit(self.rows * self.group, self.tile)
 
 
 ONE_ROW = Unit(1, 1)
@@ -110,10 +116,10 @@ def unit_of(params: Mapping[str, Value]) -> Unit:
     block, cluster = (params.get(name) for name in (("block_n", "cluster_n") if params.get("swap_ab") else ("block_m", "cluster_m")))
     if block is None:
         block = _rows_of_attention(params)
-    found = [block, cluster, params.get("raster_group"), params.get("rows")]
+    found = [block, cluster, params.get("rows")]
     rows = math.prod(value for value in found if type(value) is int and value > 1)
-    tile = params.get("tile_m", block)
-    return Unit(rows, min(rows, tile) if type(tile) is int else rows)
+    tile, group = params.get("tile_m", block), params.get("raster_group")
+    return Unit(rows, min(rows, tile) if type(tile) is int else rows, max(1, group) if type(group) is int else 1)
 
 
 def _rows_of_attention(params: Mapping[str, Value]) -> Value | None:
@@ -132,8 +138,15 @@ def for_any_rows(apply: Apply, tuned: int, unit: Unit, unlimited: Apply | None =
     `apply` gives the template's module for a number of rows. Sizes are odd, near the one that the parameters are tuned for: what divides
     rows by chance is not relied on, and a kernel stays as persistent as it is there. `unlimited` gives what the template makes for a GPU of
     any number of SMs: that form is taken where it is the same at the tuned number, which one wave of blocks computes then. Other sizes may
-    need more, and have another form for so many SMs.
+    need more, and have another form for so many SMs. Where units come in groups, a function of any number of units is looked for first:
+    one of whole groups computes up to a group's tiles in vain.
     """
+    if unit.group > 1:
+        return _of_units(apply, tuned, unit, unlimited) or _of_units(apply, tuned, unit.whole_groups(), unlimited)
+    return _of_units(apply, tuned, unit, unlimited)
+
+
+def _of_units(apply: Apply, tuned: int, unit: Unit, unlimited: Apply | None) -> tvm.IRModule | None:
     first = -(-tuned // unit.rows)
     if unlimited is not None and _are_same(apply, unlimited, first, unit):
         found = _for_any_rows(unlimited, first, unit)
@@ -150,7 +163,8 @@ def _are_same(apply: Apply, other: Apply, units: int, unit: Unit) -> bool:
 
 
 def _for_any_rows(apply: Apply, first: int, unit: Unit) -> tvm.IRModule | None:
-    for start in dict.fromkeys((first, max(first, 2), max(2, first - SIZES - 1))):
+    starts = (first, max(first, 2), max(2, first - SIZES - 1)) if unit.group == 1 else (first, max(first, unit.group + 1))
+    for start in dict.fromkeys(starts):
         found = list(_sizes(apply, start, unit))
         if len(found) == SIZES and (formulas := _formulas(found)) is not None:
             return _function(found[0], formulas, unit.rows)
@@ -180,7 +194,8 @@ def _odd_rows(start: int, unit: Unit) -> Iterator[tuple[int, int]]:
         return
     if unit.tile < 3:
         return  # all that are not whole tiles lack one row
-    for units, place in zip(itertools.count(start), itertools.cycle((0, 1, 0, 2, 1))):
+    counts = (units for units in itertools.count(start) if unit.group == 1 or units % unit.group)
+    for units, place in zip(counts, itertools.cycle((0, 1, 0, 2, 1))):
         odd = [rows for lacking in range(1, unit.tile) if (rows := units * unit.rows - lacking) % 2]
         if odd:
             yield odd[place % len(odd)], units
@@ -250,7 +265,13 @@ def _function(size: _Size, formulas: Sequence[Formula], unit: int) -> tvm.IRModu
         return expr if expr.ty.dtype == value.ty.dtype else tirx.Cast(value.ty.dtype, expr)
 
     func = structural.structural_map(size.func, [(tirx.IntImm, placed)], order="post")
+    func = structural.structural_map(func, [(kind, _divided) for kind in (tirx.FloorDiv, tirx.FloorMod)], order="post")
     return tvm.IRModule({"main": tirx.PrimFunc(func.params, func.body, func.ret_type, func.attrs)})
+
+
+def _divided(value: Any) -> Any:
+    """Return a division by at least one. Behind the last tile a rasterization group has no rows where the number of them divides all."""
+    return type(value)(value.a, tirx.Max(value.b, tirx.IntImm(value.b.ty.dtype, 1))) if isinstance(value.b, tirx.Min) else value
 
 
 def arguments_of(func: Any) -> list[tuple[tuple[int | str, ...], str]]:

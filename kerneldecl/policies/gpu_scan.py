@@ -6,20 +6,32 @@ Knows nothing of TVM or of how the template applies it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
-from kerneldecl.analysis.scan import MAX_PARTS, RESIDENT_THREADS, GpuScanOnceParams, GpuScanParams, ScanSizes, scan_of, takes
+from kerneldecl.analysis.scan import (
+    GROUP_TILES,
+    MAX_PARTS,
+    RESIDENT_THREADS,
+    GpuScanColumnsParams,
+    GpuScanOnceParams,
+    GpuScanParams,
+    ScanSizes,
+    scan_of,
+    takes,
+)
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Work, ranked
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, Work, ranked
 
-TEMPLATES = ("gpu_scan", "gpu_scan_once")
+TEMPLATES = ("gpu_scan", "gpu_scan_once", "gpu_scan_columns")
 AUTO = {"cuda": 52}
 HAS_TRACES = False
 
 THREADS = (128, 256, 64, 512, 32, 1024)
 UNROLL_ROWS, UNROLL_COLUMNS = (1, 2, 4), (4, 8, 16)
 UNROLL_ONCE = (8, 4, 2)
+LANES, UNROLL_STRIPS = (8, 4, 16, 2, 32), (2, 4, 1)
 WAVES = (1, 2, 4)
 """Thread blocks for each SM where parts share rows."""
 OTHER_REGISTERS = 28
@@ -34,6 +46,9 @@ ONCE_ROUNDS = 4
 """Latencies of a tile in one pass: which one it is, its elements, its sum published and seen, those of tiles a little behind. Assumed."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
+STRIP_BYTES, STRIP_COST = 256, 0.08
+"""Neighbouring bytes of a strip that DRAM reads and writes fastest, and the fraction of its time that each halving costs: strips of 256,
+128 and 64 bytes of 32 x 4096 x 256 float32 took 76.8, 80.9 and 98.6 us at best (9 kernels, H200, 2026-11)."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -43,13 +58,27 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
         return ()
     fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if params.fits(sizes, gpu))
     parts = ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
-    tiles = (params for params in itertools.starmap(GpuScanOnceParams, itertools.product(THREADS, UNROLL_ONCE)) if params.fits(sizes, gpu))
-    once = ranked("gpu_scan_once", gpu, ((params._asdict(), _once_works(sizes, params, gpu)) for params in tiles), top_k)
-    if not once or not parts or sizes.outer > gpu.sm_count:
+    once = _strips(sizes, gpu, top_k) if sizes.inner > 1 else _tiles(sizes, gpu, top_k)
+    if not once or not parts:
         return parts
     first, second = sorted((parts, once), key=lambda found: found[0].predicted_secs)
     rivals = [proposal for proposal in second if proposal.predicted_secs <= RIVAL_SLOWDOWN * first[0].predicted_secs]
     return tuple(interleaved(first, rivals))[:top_k]
+
+
+def _tiles(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
+    """Return rows in one pass, where they are so few that thread blocks have to share them."""
+    if sizes.outer > gpu.sm_count:
+        return ()
+    tiles = (params for params in itertools.starmap(GpuScanOnceParams, itertools.product(THREADS, UNROLL_ONCE)) if params.fits(sizes, gpu))
+    return ranked("gpu_scan_once", gpu, ((params._asdict(), _once_works(sizes, params, gpu)) for params in tiles), top_k)
+
+
+def _strips(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
+    """Return strips of columns in one pass."""
+    choices = itertools.starmap(GpuScanColumnsParams, itertools.product(THREADS, LANES, UNROLL_STRIPS))
+    fitting = (params for params in choices if params.fits(sizes, gpu) and params.step <= sizes.extent)
+    return ranked("gpu_scan_columns", gpu, ((params._asdict(), (_strip_work(sizes, params, gpu),)) for params in fitting), top_k)
 
 
 def _choices(sizes: ScanSizes, gpu: Gpu) -> Iterator[GpuScanParams]:
@@ -97,11 +126,31 @@ def _works(sizes: ScanSizes, params: GpuScanParams, gpu: Gpu) -> tuple[Work, ...
     return sums, base._replace(dram_bytes=nbytes + again, barriers=2)
 
 
+def _strip_work(sizes: ScanSizes, params: GpuScanColumnsParams, gpu: Gpu) -> Work:
+    """Return the work of thread blocks that walk down strips; the next step's loads are under way while one is added up."""
+    element, width, blocks = dtype_bytes(sizes.dtype), params.width(sizes), params.blocks(sizes)
+    nbytes, steps = sizes.elements * element, -(-sizes.extent // params.step)
+    strip_bytes = params.lanes * width * element
+    idle = steps * params.step * params.slices(sizes) * params.lanes * width / (sizes.extent * sizes.inner)
+    return Work(
+        blocks=blocks,
+        threads=params.threads,
+        regs_per_thread=min(OTHER_REGISTERS + params.held_registers(sizes), gpu.registers_per_sm // RESIDENT_THREADS),
+        flops=sizes.elements * idle * (SUM_FLOPS + 2 * ACCESS_FLOPS / width),
+        flops_per_s=gpu.simt_rate("float32"),
+        dram_bytes=2 * nbytes * (1 + STRIP_COST * max(0.0, math.log2(STRIP_BYTES / strip_bytes))),
+        l2_bytes=2 * nbytes * max(1.0, LINE_BYTES / strip_bytes) ** 0.5,
+        rounds=max(1.0, steps / 2),
+        serial_cycles=2 * steps * SCAN_CYCLES,
+        barriers=1,
+    )
+
+
 def _once_works(sizes: ScanSizes, params: GpuScanOnceParams, gpu: Gpu) -> tuple[Work, ...]:
     """Return the work of clearing words, and of the tiles."""
-    element, tiles = dtype_bytes(sizes.dtype), params.tiles(sizes)
+    element, tiles, looks = dtype_bytes(sizes.dtype), params.tiles(sizes), (GROUP_TILES + params.groups(sizes)) / 2
     width = params.tile(sizes) // (params.threads * params.unroll)
-    nbytes, words = sizes.elements * element, 8.0 * sizes.outer * tiles
+    nbytes, words = sizes.elements * element, 8.0 * params.words(sizes)
     scan = Work(
         blocks=sizes.outer * tiles,
         threads=params.threads,
@@ -109,9 +158,9 @@ def _once_works(sizes: ScanSizes, params: GpuScanOnceParams, gpu: Gpu) -> tuple[
         flops=sizes.elements * (SUM_FLOPS + 2 * ACCESS_FLOPS / width) * tiles * params.tile(sizes) / sizes.extent,
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=2 * nbytes,
-        l2_bytes=2 * nbytes + words * tiles / 2,
-        rounds=ONCE_ROUNDS + tiles / params.threads / 4,
+        l2_bytes=2 * nbytes + words * looks,
+        rounds=ONCE_ROUNDS + looks / params.threads / 4,
         serial_cycles=3 * SCAN_CYCLES,
         barriers=3,
     )
-    return Work(blocks=-(-sizes.outer * tiles // 256), threads=256, dram_bytes=words), scan
+    return Work(blocks=-(-params.words(sizes) // 256), threads=256, dram_bytes=words), scan

@@ -31,14 +31,14 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     spec = read_scan(mod)
     if spec is None or not chosen.fits(spec.sizes, arch.the_gpu):
         return None
-    tiles = spec.sizes.outer * chosen.tiles(spec.sizes)
+    tiles, words = spec.sizes.outer * chosen.tiles(spec.sizes), chosen.words(spec.sizes)
     return build(
         CudaFunction(
             arguments=(("X", spec.shape, spec.dtype), ("Y", spec.shape, spec.dtype)),
-            workspaces={"found": (tiles + 1, "uint64")},
+            workspaces={"found": (words, "uint64")},
             text=scan_once_source(spec, chosen),
             kernels=[
-                CudaKernel("clear", ("found",), -(-(tiles + 1) // CLEAR_THREADS), CLEAR_THREADS),
+                CudaKernel("clear", ("found",), -(-words // CLEAR_THREADS), CLEAR_THREADS),
                 CudaKernel("scan_once", ("X", "Y", "found"), tiles, chosen.threads, (spec.accum, SMEM_SUMS), chosen.ctas_per_sm),
             ],
             pdl=supports_pdl(arch.the_gpu),

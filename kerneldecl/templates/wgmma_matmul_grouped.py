@@ -14,8 +14,10 @@ Parameters:
   stages        2 to 12 k-tiles of both operands in shared memory at once; a k-tile has 128 bytes of k
   cluster_n     1, 2 or 4 CTAs with neighbouring columns that share rows of A by TMA multicast
   raster_group  rows of tiles of a group that are computed before the next column of tiles
+  kernel_schedule  optional, of two consumers: "cooperative", the default; "staggered": the second one some k-tiles behind the first;
+                   "pingpong": each has tiles of its own, of block_m rows. One's epilogue then overlaps with the other's MMAs
 
-Shared memory: stages * (block_m + block_n) * 128 bytes, 8192 bytes for each of a consumer's epilogue buffers, 16 bytes for each group (32
+Shared memory: stages * (block_m + block_n) * 128 bytes, 8192 bytes for each of a consumer's epilogue buffers, 12 bytes for each group (24
 with places for each group), 1 KiB of barriers and alignment.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
@@ -45,7 +47,7 @@ def sizes_of(spec: GroupedSpec) -> GroupedSizes:
 @fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the grouped GEMM as one kernel, or None where wgmma or these parameters do not take it."""
-    chosen = WgmmaGroupedParams(**{name: params[name] for name in WgmmaGroupedParams._fields})  # type: ignore[arg-type]
+    chosen = WgmmaGroupedParams(**{name: params[name] for name in WgmmaGroupedParams._fields if name in params})  # type: ignore[arg-type]
     spec = read_matmul_grouped(mod) if has_wgmma(arch) else None
     if spec is None or not wgmma_takes(sizes := sizes_of(spec)) or not chosen.fits(sizes):
         return None

@@ -27,7 +27,13 @@ class Edges(load_rule(STANDARD, "matmul_grouped")):
 """
 
 EMULATED = [Case(name, RULE, SMALL | attrs, given(TEMPLATE, PLAIN | params), SMS) for name, (attrs, params) in GROUPED.items()]
-SEVERAL = given(TEMPLATE, PLAIN, PLAIN | {"block_n": 128, "cluster_n": 2, "block_m": 256, "raster_group": 16})
+SEVERAL = given(
+    TEMPLATE,
+    PLAIN,
+    PLAIN | {"block_n": 128, "cluster_n": 2, "block_m": 256, "raster_group": 16},
+    PLAIN | {"block_n": 128, "cluster_n": 2, "kernel_schedule": "pingpong"},
+    PLAIN | {"kernel_schedule": "staggered"},
+)
 AT_EDGES = [
     Case(name, "edges", SMALL | {"n": 264, "offsets": offsets}, SEVERAL, files={"rules/edges.py": EDGES})
     for name, offsets in OFFSETS.items()

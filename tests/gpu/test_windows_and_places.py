@@ -15,6 +15,8 @@ SCANS: list[tuple[str, dict[str, Any]]] = [
     *(("cumsum", {"shape": (5, extent), "dtype": d}) for extent in (1, 31, 4096) for d in ("float32", "float16", "int32")),
     *(("cumsum", {"shape": (2, 100001), "reverse": r, "exclusive": e}) for r in (False, True) for e in (False, True)),
     *(("cumsum", {"shape": shape, "axis": 1, "dtype": d}) for shape in ((3, 70, 33), (2, 5000, 8)) for d in ("bfloat16", "int64")),
+    *(("cumsum", {"shape": (40, 1000, 64), "axis": 1, "reverse": r, "exclusive": r}) for r in (False, True)),
+    ("cumsum", {"shape": (1 << 23,)}),
     *(("topk", {"shape": (7, extent), "k": k}) for extent, k in ((1, 1), (100, 100), (5000, 1), (5000, 300), (40000, 8), (40000, 3000))),
     *(("topk", {"shape": (3, 10001), "k": 9, "largest": False, "dtype": d}) for d in ("float16", "bfloat16", "uint8", "int32")),
     *(("sort", {"shape": (9, extent), "descending": d, "dtype": "float16"}) for extent in (33, 4096, 10000) for d in (False, True)),

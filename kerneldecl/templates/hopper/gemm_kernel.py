@@ -35,6 +35,7 @@ from kerneldecl.templates.hopper.store import (
 from kerneldecl.templates.hopper.stream_k import Workspace, add_partials, store_partials
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
 from kerneldecl.templates.hopper.tma import ENCODE
+from kerneldecl.templates.hopper.turns import skip, wait_for_turn
 
 
 @T.inline
@@ -74,26 +75,6 @@ def _wait_for_preceding(cta, is_first_warp):
             T.cuda.warp_sync()
     if kernel.is_pdl_secondary:
         T.ptx.griddepcontrol.wait()
-
-
-@T.inline
-def _skip(kernel, state, k_tiles):
-    """Pass over stages that another consumer takes."""
-    state.stage = state.stage + k_tiles
-    state.phase = T.bitwise_xor(state.phase, state.stage // kernel.params.stages % 2)
-    state.stage = state.stage % kernel.params.stages
-
-
-@T.inline
-def _wait_for_turn(kernel, order, consumer, phase):
-    """Have a consumer wait until the other one has started its last MMAs, or is as far ahead as staggered ones are."""
-    if kernel.params.is_pingpong:
-        order.wait(consumer, phase)
-        phase = 1 - phase
-    elif kernel.params.is_staggered:
-        if consumer == 1:
-            order.wait(1, phase)
-            phase = 1 - phase
 
 
 @T.inline
@@ -180,17 +161,17 @@ def _consume(cta, workspace):
         )
     )
     if kernel.params.is_pingpong:
-        _skip(kernel, state, cta.consumer * kernel.k_tiles)
+        skip(kernel, state, cta.consumer * kernel.k_tiles)
         phase = 1 - cta.consumer
         scheduler = TileScheduler(kernel, cta.first + cta.consumer * kernel.clusters, 2 * kernel.clusters)
     else:
         phase = 0
         scheduler = TileScheduler(kernel, cta.first, kernel.clusters)
     while scheduler.valid():
-        _wait_for_turn(kernel, smem.order, cta.consumer, phase)
+        wait_for_turn(kernel, smem.order, cta.consumer, phase)
         _process_tile(cta, consumer, context, workspace, scheduler)
         if kernel.params.is_pingpong:
-            _skip(kernel, state, kernel.k_tiles)
+            skip(kernel, state, kernel.k_tiles)
         scheduler.advance()
     wait_for_stores(plan, (cta.lanes[0] == 0) & (cta.lanes[1] == 0))
 

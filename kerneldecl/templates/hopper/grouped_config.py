@@ -12,8 +12,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MAX_CTA_SMEM_BYTES, MMA_TILE_ROWS, RESERVED_SMEM_BYTES, fitting_epilogue_buffers
-from kerneldecl.analysis.matmul_grouped import GroupedSizes, WgmmaGroupedParams
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MAX_CTA_SMEM_BYTES, MMA_TILE_ROWS, RESERVED_SMEM_BYTES
+from kerneldecl.analysis.matmul_grouped import GroupedSizes, WgmmaGroupedParams, grouped_epilogue_buffers
 from kerneldecl.compiler.matmul_grouped import ACCUM_DTYPE, GroupedSpec
 from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.templates.hopper.epilogue import Epilogue
@@ -34,7 +34,7 @@ class TileGemm(GemmKernel):
     def epilogue_buffers(self) -> int:
         """Return how many chunks of results each consumer has in shared memory."""
         free = MAX_CTA_SMEM_BYTES - RESERVED_SMEM_BYTES - self.table_bytes - self.params.stages * self.stage_bytes
-        return fitting_epilogue_buffers(self.epilogue.chunks(self.params.accumulators), self.params.consumers, free)
+        return grouped_epilogue_buffers(self.epilogue.chunks(self.params.accumulators), self.params.consumers, free)
 
 
 @dataclass(frozen=True)

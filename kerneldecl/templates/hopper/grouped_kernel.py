@@ -5,6 +5,7 @@ Knows nothing of how its parameters are chosen.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tvm
@@ -12,6 +13,7 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.gpu.attention_decode_combine import meet
 from kerneldecl.templates.hopper.consumer import Consumer, CtaRank, release
 from kerneldecl.templates.hopper.cta import Ids, Smem
@@ -23,6 +25,7 @@ from kerneldecl.templates.hopper.grouped_store import store_rows, store_zeros
 from kerneldecl.templates.hopper.mainloop import finish_mainloop, run_mainloop
 from kerneldecl.templates.hopper.store import StoreContext, wait_for_stores
 from kerneldecl.templates.hopper.tma import ENCODE, TmaLoader, load_tile
+from kerneldecl.templates.hopper.turns import skip, wait_for_turn
 
 
 class Cta(NamedTuple):
@@ -35,8 +38,19 @@ class Cta(NamedTuple):
     tables: Tables
     ids: Ids
 
+    @property
+    def first(self) -> Any:
+        """Return the first tile of the CTA's cluster."""
+        return self.ids.block // self.kernel.params.cluster_n
+
     def scheduler(self) -> GroupedScheduler:
-        return GroupedScheduler(self.kernel, self.tables, self.ids.block // self.kernel.params.cluster_n)
+        return GroupedScheduler(self.kernel, self.tables, self.first)
+
+    def scheduler_of(self, consumer: Any) -> GroupedScheduler:
+        """Return the tiles of a consumer: those of the cluster, or every second one of them."""
+        if not self.kernel.gemm.params.is_pingpong:
+            return self.scheduler()
+        return GroupedScheduler(self.kernel, self.tables, self.first + consumer * self.kernel.clusters, turns=2)
 
     def column(self, scheduler: GroupedScheduler) -> Any:
         """Return the first column of the CTA's tile."""
@@ -78,6 +92,52 @@ def _pass_over(consumer, k_tiles):
         consumer.state.advance()
 
 
+def _upper(consumer: Consumer) -> Consumer | None:
+    """Return a consumer that multiplies the first of its two MMA tiles alone, where the second one's rows are not the group's."""
+    gemm, rows = consumer.kernel, MMA_TILE_ROWS * consumer.kernel.params.consumers_per_tile
+    if gemm.params.mma_tiles < 2 or not gemm.params.is_pingpong:
+        return None
+    return consumer._replace(kernel=replace(gemm, params=gemm.params._replace(block_m=rows)))
+
+
+@T.inline
+def _multiply(consumer, scheduler, column):
+    """Multiply the k-tiles of a tile, and find the next one meanwhile."""
+    run_mainloop(consumer, consumer.kernel.k_tiles, (column, 0))
+    scheduler.advance()
+    finish_mainloop(consumer)
+
+
+@T.inline
+def _take_tile(cta, consumer, context, others, scheduler):
+    """Have a consumer multiply its rows of a tile and store the results; the next tile is found while the last MMAs are under way."""
+    kernel, gemm, index = T.meta_var((cta.kernel, cta.kernel.gemm, consumer.index))
+    scales, out = meta_vars(others)
+    upper = T.meta_var(_upper(consumer))
+    # What is known of this tile is kept until its results are stored.
+    row: T.let = scheduler.row + consumer.first_row
+    column: T.let = cta.column(scheduler)
+    end: T.let = scheduler.end
+    group: T.let = scheduler.segment
+    if group >= kernel.spec.groups:
+        scheduler.advance()
+        store_zeros(kernel, out, (row, column, consumer.warp * 32 + consumer.lane), end)
+    elif row >= end:
+        _pass_over(consumer, gemm.k_tiles)
+        scheduler.advance()
+    else:
+        if kernel.spec.is_scaled:
+            run_scaled(kernel, consumer, scales, (group, row, column))
+            scheduler.advance()
+        elif upper is None:
+            _multiply(consumer, scheduler, column)
+        elif row + MMA_TILE_ROWS >= end:
+            _multiply(upper, scheduler, column)
+        else:
+            _multiply(consumer, scheduler, column)
+        store_rows(context, (row, column, index), end)
+
+
 @T.inline
 def _consume(cta, out, index):
     """Have a consumer warpgroup multiply its rows of the cluster's tiles and store the results."""
@@ -108,28 +168,19 @@ def _consume(cta, out, index):
         StoreContext(plan=gemm.epilogue_plan, acc=acc, aux=[], packed=packed, staging=smem.staging, map=cta.maps[2], lanes=(warp, lane))
     )
     scales = T.meta_var(Scales.of(kernel) if kernel.spec.is_scaled else None)
-    scheduler = cta.scheduler()
+    scheduler = cta.scheduler_of(index)
+    # Staggered, the first consumer never waits.
+    phase = 1 - index
+    if gemm.params.is_pingpong:
+        skip(gemm, state, index * gemm.k_tiles)
     while scheduler.valid():
-        # The next tile is found while this one's last MMAs are under way, so what is known of this one is kept.
-        row: T.let = scheduler.row + consumer.first_row
-        column: T.let = cta.column(scheduler)
-        end: T.let = scheduler.end
-        group: T.let = scheduler.segment
-        if group >= kernel.spec.groups:
-            scheduler.advance()
-            store_zeros(kernel, out, (row, column, warp * 32 + lane), end)
-        elif row >= end:
-            _pass_over(consumer, gemm.k_tiles)
-            scheduler.advance()
-        else:
-            if kernel.spec.is_scaled:
-                run_scaled(kernel, consumer, scales, (group, row, column))
-                scheduler.advance()
-            else:
-                run_mainloop(consumer, gemm.k_tiles, (column, 0))
-                scheduler.advance()
-                finish_mainloop(consumer)
-            store_rows(context, (row, column, index), end)
+        # Tiles of rows of no group are the last ones: nobody waits for a turn behind them.
+        if not gemm.params.is_cooperative:
+            if scheduler.is_of_group():
+                wait_for_turn(gemm, smem.order, index, phase)
+        _take_tile(cta, consumer, context, (scales, out), scheduler)
+        if gemm.params.is_pingpong:
+            skip(gemm, state, gemm.k_tiles)
     wait_for_stores(gemm.epilogue_plan, (warp == 0) & (lane == 0))
 
 
@@ -143,10 +194,13 @@ def _run(kernel, maps, args, ids):
     a_stages = pool.alloc((params.stages, gemm.a.stage_elements), gemm.a.dtype, align=1024)
     b_stages = pool.alloc((params.stages, gemm.b.stage_elements), gemm.b.dtype, align=1024)
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
+    # Both stages are of whole 1024 bytes, so the staging buffers begin where they end; there numbers are added up before.
+    scratch = T.meta_var(pool.offset)
     staging = pool.alloc(staging_shape, plan.epilogue.dtype, align=1024)
     full = TMABar(pool, params.stages)
     empty = MBarrier(pool, params.stages)
-    tables = T.meta_var(Tables.of(pool, kernel))
+    order = MBarrier(pool, 2) if not gemm.params.is_cooperative else T.meta_var(None)
+    tables = T.meta_var(Tables.of(pool, kernel, scratch))
     pool.commit()
     smem = T.meta_var(
         Smem(
@@ -158,12 +212,14 @@ def _run(kernel, maps, args, ids):
             zeros=None,
             full=full,
             empty=empty,
-            order=None,
+            order=order,
             tile_operand=None,
         )
     )
     full.init(1)
-    empty.init(params.consumers * 4 * params.cluster_n)
+    empty.init(gemm.params.consumers_per_tile * 4 * params.cluster_n)
+    if not gemm.params.is_cooperative:
+        order.init(4)
     T.ptx.fence.mbarrier_init.release.cluster()
     meet(params.cluster_n)
     # The next kernel may start as soon as there is room: it waits in turn until this one has ended.

@@ -21,12 +21,24 @@ class Tables(NamedTuple):
     end: Any
     """The row behind its last."""
     tiles: Any
-    """Rows of tiles up to its last one, in one of two halves; the other one is where they are added up."""
+    """Rows of tiles up to its last one, in the second of two halves; they are added up in both by turns."""
+    apart: int
+    """Numbers from one half to the other."""
 
     @classmethod
-    def of(cls, pool: Any, kernel: GroupedTiles) -> Tables:
+    def of(cls, pool: Any, kernel: GroupedTiles, scratch: int | None = None) -> Tables:
+        """Allocate tables; `scratch` is where the first half may be, in bytes of the pool, if that is used for something else later."""
         count = kernel.segments
-        return cls(pool.alloc((count,), "int32", align=16), pool.alloc((count,), "int32"), pool.alloc((2, count), "int32"))
+        first, end = pool.alloc((count,), "int32", align=16), pool.alloc((count,), "int32")
+        if scratch is None:
+            return cls(first, end, pool.alloc((2 * count,), "int32"), count)
+        apart = (pool.offset - scratch) // 4
+        pool.move_base_to(scratch)
+        return cls(first, end, pool.alloc((apart + count,), "int32"), apart)
+
+    def up_to(self, segment: Any) -> Any:
+        """Return the rows of tiles up to a segment's last one, once they are added up."""
+        return self.tiles[self.apart + segment]
 
 
 def doublings(count: int) -> list[int]:
@@ -37,22 +49,24 @@ def doublings(count: int) -> list[int]:
 @T.inline
 def fill_tables(kernel, tables, sizes, thread):
     """Have all threads of a CTA find the segments, and add up their rows of tiles: a scan, in steps of powers of two."""
-    threads, count, block_m = meta_vars((kernel.threads, kernel.segments, kernel.tile[0]))
+    threads, count, block_m, apart = meta_vars((kernel.threads, kernel.segments, kernel.tile[0], tables.apart))
+    steps = T.meta_var(doublings(count))
+    begin = T.meta_var((len(steps) + 1) % 2)
     for i in T.unroll(-(-count // threads)):
         segment = T.meta_var(i * threads + thread)
         if segment < count:
             first, end = T.meta_var(kernel.rows_of(sizes, segment))
             tables.first[segment] = first
             tables.end[segment] = end
-            tables.tiles[0, segment] = (end - first + (block_m - 1)) // block_m
+            tables.tiles[begin * apart + segment] = (end - first + (block_m - 1)) // block_m
     T.cuda.cta_sync()
-    steps = T.meta_var(doublings(count))
     for number in T.unroll(len(steps)):
         for i in T.unroll(-(-count // threads)):
             segment = T.meta_var(i * threads + thread)
             if segment < count:
-                before = T.meta_var(tables.tiles[number % 2, T.max(segment - T.shift_left(1, number), 0)])
-                tables.tiles[1 - number % 2, segment] = tables.tiles[number % 2, segment] + T.Select(
+                half = T.meta_var((begin + number) % 2 * apart)
+                before = T.meta_var(tables.tiles[half + T.max(segment - T.shift_left(1, number), 0)])
+                tables.tiles[apart - half + segment] = tables.tiles[half + segment] + T.Select(
                     segment >= T.shift_left(1, number), before, 0
                 )
         T.cuda.cta_sync()
@@ -60,12 +74,12 @@ def fill_tables(kernel, tables, sizes, thread):
 
 @T.meta_class
 class GroupedScheduler:
-    """The tiles of a cluster, one after the other."""
+    """The tiles of a cluster, one after the other; of consumers that take turns, each has every second one."""
 
-    def __init__(self, kernel: GroupedTiles, tables: Tables, first: Any) -> None:
+    def __init__(self, kernel: GroupedTiles, tables: Tables, first: Any, turns: int = 1) -> None:
         self.kernel = kernel
         self.tables = tables
-        self.half = len(doublings(kernel.segments)) % 2
+        self.step = turns * kernel.clusters
         self.linear = T.local_scalar("int32")
         self.segment = T.local_scalar("int32")
         self.row = T.local_scalar("int32")
@@ -90,11 +104,11 @@ class GroupedScheduler:
         for bit in T.unroll(bits):
             step = T.meta_var(T.shift_left(1, bits - 1 - bit))
             if self.segment + step < count:
-                if self.tables.tiles[self.half, self.segment + step - 1] <= strip:
+                if self.tables.up_to(self.segment + step - 1) <= strip:
                     self.segment = self.segment + step
-        self.end = T.Select(self.segment > 0, self.tables.tiles[self.half, T.max(self.segment - 1, 0)], 0)
+        self.end = T.Select(self.segment > 0, self.tables.up_to(T.max(self.segment - 1, 0)), 0)
         self.place = self.linear - self.end * columns
-        self.height = T.max(self.tables.tiles[self.half, self.segment] - self.end, 1)
+        self.height = T.max(self.tables.up_to(self.segment) - self.end, 1)
         group: T.let = T.min(self.kernel.tile[2], self.height)
         start: T.let = self.place // (group * columns) * group
         last: T.let = T.max(T.min(self.height - start, group), 1)
@@ -105,11 +119,11 @@ class GroupedScheduler:
 
     @T.inline
     def advance(self):
-        self.linear = self.linear + self.kernel.clusters
+        self.linear = self.linear + self.step
         self._place()
 
     def valid(self) -> Any:
-        return self.linear < self.tables.tiles[self.half, self.kernel.segments - 1] * self.kernel.columns
+        return self.linear < self.tables.up_to(self.kernel.segments - 1) * self.kernel.columns
 
     def is_of_group(self) -> Any:
         """Say whether the tile's rows belong to a group."""

@@ -27,7 +27,7 @@ def bounded(epilogue: Epilogue, end: Any) -> Epilogue:
 def store_rows(context, at, end):
     """Have a warpgroup store its accumulators; `at` is the first row, the first column and the consumer, `end` the segment's.
 
-    Each chunk commits a group of stores, if only an empty one: waits count groups.
+    Each chunk commits a group of stores, if only an empty one, also where none of its rows is the segment's: waits count groups.
     """
     row, column, consumer = meta_vars(at)
     plan, staging = T.meta_var((context.plan, context.staging))
@@ -49,8 +49,8 @@ def store_rows(context, at, end):
             else:
                 T.cuda.warpgroup_sync(1 + consumer)
                 _copy_out(epilogue, StagingChunk(staging, consumer, buffer), (0, x, y), context.lanes)
-            if is_first:
-                T.ptx.cp.async_.bulk.commit_group()
+        if is_first:
+            T.ptx.cp.async_.bulk.commit_group()
 
 
 @T.inline

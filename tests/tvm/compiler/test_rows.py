@@ -165,6 +165,17 @@ def test_what_relies_on_a_number_of_rows_is_no_kernel_of_any() -> None:
     assert for_any_rows(applied("matmul", GEMM, candidate, HOST), 16, unit_of(tiles)) is None
 
 
+@pytest.mark.parametrize("tuned", [300, 1024])
+def test_rows_of_tiles_are_no_whole_groups(tuned: int) -> None:
+    """1153 rows are ten rows of tiles, not the 16 of two groups."""
+    attrs = {"n": 4096, "k": 4096, "layout": "nt", "dtype": "float16"}
+    shape = {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 6, "swap_ab": 0, "raster_group": 8, "split_k": 1, "stream_k": 0}
+    made = general("matmul", attrs, Candidate.of("wgmma_matmul", {**HOPPER, **shape}), H200, tuned)
+    text = at(made, 1153).script()
+    assert "< 320" in text  # ten rows of 32 tiles
+    assert "< 512" not in text
+
+
 def test_a_computation_of_any_rows_is_the_same_whatever_number_it_is_made_of() -> None:
     def lowered(rows: int) -> tvm.IRModule:
         return canonical.lower(rule_of("matmul", GEMM, rows))

@@ -30,6 +30,12 @@ from kerneldecl.toolchain import nvcc
 H200 = load_arch(REPOSITORY, "h200")
 FEW_SMS = replace(H200, gpu=replace(H200.the_gpu, sm_count=SMS))
 WAIT = r"tvm_builtin_cuda_mbarrier_wait\(\(&[^;]*\b{}\[0\] \+[^;]*;"
+CHOSEN = (
+    "clusters, rows of no group",
+    "masked, weights with n last",
+    "a consumer some k-tiles behind the other",
+    "consumers in turns, two MMA tiles of each",
+)
 MOE: dict[str, Any] = {"rows": 32768, "groups": 128, "n": 2048, "k": 768, "dtype": "bfloat16"}
 
 
@@ -52,7 +58,7 @@ def results(kernel: Kernel, rule: Any, inputs: list[Any], seed: int = 1) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("clusters, rows of no group", "masked, weights with n last"), GROUPED))
+@pytest.mark.parametrize("name", only(CHOSEN, GROUPED))
 def test_right_results(name: str) -> None:
     attrs, params = GROUPED[name]
     rule = rule_of(attrs)
@@ -75,6 +81,19 @@ def test_sizes_at_the_edges(name: str) -> None:
     offsets = np.array(OFFSETS[name], np.int32)
     a[offsets[-1] :] = np.nan
     got = results(plain_kernel(), rule, [a, b, offsets])
+    assert relative_error(got, rule.reference(a, b, offsets)) <= rule.tolerance()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", only(("edges of tiles",), OFFSETS))
+def test_sizes_at_the_edges_in_turns(name: str) -> None:
+    """A consumer that stores a part of its two MMA tiles still waits for the buffers that it takes next."""
+    attrs: dict[str, Any] = {"n": 264}
+    rule = rule_of(attrs)
+    a, b, _ = rule.inputs(np.random.default_rng(0))
+    offsets = np.array(OFFSETS[name], np.int32)
+    kernel = kernel_of(attrs, {"kernel_schedule": "pingpong", "block_n": 128, "cluster_n": 2})
+    got = results(kernel, rule, [a, b, offsets], seed=len(name))
     assert relative_error(got, rule.reference(a, b, offsets)) <= rule.tolerance()
 
 
@@ -152,6 +171,9 @@ def test_no_spills(number: int, dtype: str) -> None:
         ({}, {"stages": 30}),
         ({}, {"cluster_n": 4}),
         ({}, {"cluster_n": 3}),
+        ({}, {"kernel_schedule": "in turns"}),
+        ({"k": 100}, {"kernel_schedule": "staggered"}),
+        (FLOAT8, {"kernel_schedule": "pingpong"}),
         (FLOAT8, {"block_n": 192, "block_m": 64, "consumers": 1}),
         (FLOAT8, {"block_n": 128, "block_m": 256}),
         (FLOAT8 | {"k": 330}, {}),
