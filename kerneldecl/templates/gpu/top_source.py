@@ -15,6 +15,7 @@ from __future__ import annotations
 from kerneldecl.analysis.row_sort import GpuTopParams
 from kerneldecl.compiler.row_sort import TopSpec
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type
 
 _CONSTANTS = """
@@ -184,20 +185,17 @@ def top_source(spec: TopSpec, params: GpuTopParams) -> str:
     """Return the text of the kernel's work, function `top`."""
     sizes = spec.sizes
     width = params.width(sizes)
-    values = {
-        "threads": params.threads,
-        "width": width,
-        "extent": sizes.extent,
-        "count": sizes.results,
-        "entries": params.entries,
-        "kept": str(bool(params.kept)).lower(),
-        "largest": str(spec.is_largest_first).lower(),
-        "item": cuda_type(spec.dtype),
-        "index": cuda_type(spec.index_dtype),
-        "access": access_type(width * dtype_bytes(spec.dtype)),
-        "wide": _WIDE.get(spec.dtype, ""),
-    }
-    text = _CONSTANTS + (_FLOAT_WORD if spec.dtype in _WIDE else _INTEGER_WORD) + _WORK + _CALLED
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(
+        _CONSTANTS + (_FLOAT_WORD if spec.dtype in _WIDE else _INTEGER_WORD) + _WORK + _CALLED,
+        threads=params.threads,
+        width=width,
+        extent=sizes.extent,
+        count=sizes.results,
+        entries=params.entries,
+        kept=str(bool(params.kept)).lower(),
+        largest=str(spec.is_largest_first).lower(),
+        item=cuda_type(spec.dtype),
+        index=cuda_type(spec.index_dtype),
+        access=access_type(width * dtype_bytes(spec.dtype)),
+        wide=_WIDE.get(spec.dtype, ""),
+    )
