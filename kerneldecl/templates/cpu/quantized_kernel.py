@@ -42,6 +42,8 @@ class QuantizedGemm:
     """Neighbours along k that share all factors; k where all do."""
     a: Element
     """Of a row and a place along k."""
+    codes: int
+    """Position of W among the arguments."""
     weight: Element
     """Of a column of C and a place along k, in float32."""
     sums: Any
@@ -110,7 +112,7 @@ def _tile(kernel: Kernel, row: Any, column: Any) -> None:
     for at, several in enumerate(sums):
         for number, total in enumerate(several):
             index = (row + number, column + at)
-            T.buffer_store(kernel.splice.args[-1], kernel.splice.of(gemm.result, index, _summed(total, lanes)), list(index))
+            T.buffer_store(kernel.splice.args[-1], kernel.splice.of(gemm.result, index, summed(total, lanes)), list(index))
 
 
 def _weights(kernel: Kernel, column: Any, place: tuple[Any, Any, int], steps: int) -> Any:
@@ -127,7 +129,7 @@ def _weights(kernel: Kernel, column: Any, place: tuple[Any, Any, int], steps: in
     return load(found, (0,), lanes)
 
 
-def _summed(total: Any, lanes: int) -> Any:
+def summed(total: Any, lanes: int) -> Any:
     """Add up a vector's elements in halves; return the sum."""
     while lanes > 1:
         lanes //= 2
