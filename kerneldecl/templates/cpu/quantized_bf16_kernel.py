@@ -56,8 +56,8 @@ class Kernel:
     gemm: QuantizedGemm
     params: CpuQuantizedParams
     splice: Splice
-    a: Any
-    """A, [m, k] in bfloat16."""
+    strips: Any
+    """A, pairs of bfloat16 as integers: [strips, k / STEP, tile_m, LANES]."""
     weights: Any
     """W, [n, k / 2] in bytes."""
     value: Element
@@ -72,6 +72,10 @@ class Kernel:
     def rows(self) -> int:
         return min(self.params.rows, self.gemm.n)
 
+    def first_row(self, strip: Any) -> Any:
+        """Return the first row of a strip of A: the last one begins earlier, so that it is whole."""
+        return tirx.min(strip * self.tile_m, T.int64(self.gemm.m - self.tile_m))
+
 
 def build(gemm: QuantizedGemm, params: CpuQuantizedParams, a: int) -> tvm.IRModule:
     """Return a module whose `main` is the kernel; A is the argument at this position."""
@@ -80,17 +84,28 @@ def build(gemm: QuantizedGemm, params: CpuQuantizedParams, a: int) -> tvm.IRModu
         T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
         args = tuple(T.arg(f"arg{at}", T.Buffer(tuple(each.ty.shape), str(each.ty.dtype))) for at, each in enumerate(gemm.args))
         codes = Splice(gemm.args, args, gemm.args[gemm.codes])
-        kernel = Kernel(gemm, params, Splice(gemm.args, args, gemm.sums), args[a], args[gemm.codes], gemm.weight, codes)
-        tiles, strips = -(-gemm.n // kernel.rows), -(-gemm.m // kernel.tile_m)
+        tile_m = min(params.tile_m, gemm.m)
+        strips = T.alloc_buffer((-(-gemm.m // tile_m), gemm.k // STEP, tile_m, LANES), "int32")
+        kernel = Kernel(gemm, params, Splice(gemm.args, args, gemm.sums), strips, args[gemm.codes], gemm.weight, codes)
+        _copy(kernel, args[a])
+        tiles = -(-gemm.n // kernel.rows)
         with T.attr(T.int32(0), "pragma_import_llvm", LLVM), parallel(-(-tiles // TASK_TILES)) as task, loop(TASK_TILES) as tile:
             # The last tiles begin earlier, so that they are whole.
             column = T.bind(tirx.min((task * TASK_TILES + tile) * kernel.rows, T.int64(gemm.n - kernel.rows)))
-            with loop(strips) as strip:
-                _tile(kernel, T.bind(tirx.min(strip * kernel.tile_m, T.int64(gemm.m - kernel.tile_m))), column)
+            with loop(-(-gemm.m // kernel.tile_m)) as strip:
+                _tile(kernel, strip, column)
     return tvm.IRModule({"main": builder.get()})
 
 
-def _tile(kernel: Kernel, row: Any, column: Any) -> None:
+def _copy(kernel: Kernel, a: Any) -> None:
+    """Copy A in the order in which tiles read it: rows of a power of two of bytes would meet in few sets of the L1 cache."""
+    strips, steps, tile_m, _ = kernel.strips.shape
+    with loop(strips) as strip, loop(tile_m) as row, loop(steps) as step:
+        pairs = elements(a, (kernel.first_row(strip) + row, step * STEP), STEP)
+        store(kernel.strips, (strip, step, row, 0), tirx.reinterpret(f"int32x{LANES}", pairs))
+
+
+def _tile(kernel: Kernel, strip: Any, column: Any) -> None:
     """Compute a register tile: dot products of some rows of A and of W, each in a vector of partial sums."""
     gemm = kernel.gemm
     sums = [[variable(LANES) for _ in range(kernel.tile_m)] for _ in range(kernel.rows)]
@@ -101,16 +116,16 @@ def _tile(kernel: Kernel, row: Any, column: Any) -> None:
     with loop(gemm.k // gemm.group) as group:
         tables = [_table(kernel, column + at, group) for at in range(kernel.rows)]
         with loop(steps) as step:
-            place = T.bind((group * steps + step) * STEP)
-            weights = [_weights(kernel, table, (column + at, place // 2)) for at, table in enumerate(tables)]
+            at_k = T.bind(group * steps + step)
+            weights = [_weights(kernel, table, (column + at, at_k * LANES)) for at, table in enumerate(tables)]
             for number in range(kernel.tile_m):
-                pairs = kept(tirx.reinterpret(f"int32x{LANES}", elements(kernel.a, (row + number, place), STEP)))
+                pairs = kept(elements(kernel.strips, (strip, at_k, number, 0), LANES))
                 for several, weight in zip(sums, weights, strict=True):
                     total = several[number]
                     store(total, (0,), tirx.call_pure_extern(f"float32x{LANES}", DOT, load(total, (0,), LANES), pairs, weight))
     for at, several in enumerate(sums):
         for number, total in enumerate(several):
-            index = (row + number, column + at)
+            index = (kernel.first_row(strip) + number, column + at)
             T.buffer_store(kernel.splice.args[-1], kernel.splice.of(gemm.result, index, summed(total, LANES)), list(index))
 
 
