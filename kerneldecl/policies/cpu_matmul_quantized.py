@@ -30,8 +30,9 @@ COPY_CYCLES = 2.0
 """Cycles of an element of A on its way to float32."""
 BF16_STEP = 32
 """Weights that one instruction multiplies, or looks up, in bfloat16."""
-LOOK_UP_OPERATIONS = 4
-"""Instructions for a vector of weights from a table: widened, shifted, combined, looked up. One FMA unit's time covers two of them."""
+BF16_OPERATIONS = {4: 4, 8: 8}
+"""Instructions for a vector of weights of so many bits: widened, shifted, combined, looked up in a table, or widened, converted and scaled
+in halves, rounded. Two of them take the time of one product, which needs half of the units."""
 TABLE_CYCLES = 10.0
 """Cycles of the table of a group of a row of W, by counting instructions."""
 LOADS = 0.125
@@ -49,7 +50,12 @@ class Quantized:
     k: int
     weight_bytes: int
     bf16_group: int = 0
-    """Weights along k that share a table in bfloat16, at least; 0 where tables of `cpu_matmul_quantized_bf16` do not fit."""
+    """Weights along k that share all factors, at least; 0 where `cpu_matmul_quantized_bf16` does not fit."""
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of a weight."""
+        return 8 * self.weight_bytes // (self.n * self.k)
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -77,19 +83,15 @@ def quantized_of(space: IterSpace) -> Quantized | None:
     stored = [access for access in made.reads if _is_stored(access, n, k)]
     if len(stored) != 1:
         return None
-    is_plain = block.reads[0].dtype == "bfloat16" and block.reads[0].operand in space.inputs
-    has_tables = is_plain and stored[0].shape[1] * 2 == k
-    return Quantized(m, n, k, stored[0].shape[1] * n, bf16_group=_group(made, stored[0], n, k) if has_tables else 0)
+    is_bf16 = {read.dtype for read in block.reads} == {"bfloat16"} and block.reads[0].operand in space.inputs
+    return Quantized(m, n, k, stored[0].shape[1] * n, bf16_group=_group(made, stored[0], n, k) if is_bf16 else 0)
 
 
 def _group(made: Block, stored: Access, n: int, k: int) -> int:
     """Return a lower bound of the weights along k that share all factors; 0 where they fill no vectors of bfloat16."""
-    found = k
-    for access in made.reads:
-        places = [*access.shape]
-        if access.operand != stored.operand and len(places) == 2:
-            places.remove(n) if n in places else None
-            found = min(found, *(k // extent for extent in places if extent > 1)) if any(extent > 1 for extent in places) else found
+    factors = [access.shape for access in made.reads if access.operand != stored.operand and len(access.shape) == 2]
+    along_k = [shape[:1] if shape[1] == n else shape[1:] if shape[0] == n else shape for shape in factors]
+    found = min((k // extent for extents in along_k for extent in extents), default=k)
     return found if found % BF16_STEP == 0 else 0
 
 
@@ -126,13 +128,13 @@ def estimate(gemm: Quantized, params: CpuQuantizedParams, cpu: Cpu) -> model.Est
 
 
 def bf16_estimate(gemm: Quantized, params: CpuQuantizedParams, cpu: Cpu) -> model.Estimate:
-    """Return the predicted time with weights from tables: look-ups, and half as many multiplications, which share the vector units."""
+    """Return the predicted time in bfloat16: conversions of weights, and half as many multiplications, which share the vector units."""
     strips, tiles = -(-gemm.m // params.tile_m), -(-gemm.n // params.rows)
     products = params.rows * params.tile_m / cpu.fma_per_cycle
-    issued = (products + params.rows * LOOK_UP_OPERATIONS) / 2
+    issued = (products + params.rows * BF16_OPERATIONS[gemm.bits]) / 2
     loads = (params.tile_m + params.rows / 4) * cpu.vector_bytes / cpu.l1_bytes_per_cycle
     step = max(products, issued, loads, BF16_CHAINS * model.FMA_LATENCY_CYCLES) + LOADS * loads
-    tables = gemm.k / gemm.bf16_group * params.rows * TABLE_CYCLES
+    tables = gemm.k / gemm.bf16_group * params.rows * TABLE_CYCLES if gemm.bits < 8 else 0.0
     cycles = strips * tiles * (gemm.k / BF16_STEP * step + tables + params.rows * params.tile_m * SUM_CYCLES)
     strip_bytes = params.tile_m * gemm.k * 2.0
     work = model.Work(

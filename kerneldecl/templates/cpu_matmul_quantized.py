@@ -73,6 +73,7 @@ def read(gemm: Gemm) -> QuantizedGemm | None:
         a=a,
         codes=next(at for at, each in enumerate(args) if each.same_as(weights[0])),
         weight=Element(weight.axes, value),
+        weight_dtype=str(weight.value.ty.dtype),
         sums=block.writes[0].source,
         result=Element(tuple(rows), last.body.value),
     )

@@ -1,10 +1,11 @@
-"""Owns the kernel of GEMMs of few rows of bfloat16 with weights of 4 bits on CPUs: tables of a group's weights, dot products of pairs.
+"""Owns the kernel of GEMMs of few rows of bfloat16 with weights of 4 or 8 bits on CPUs: weights in bfloat16, dot products of pairs.
 
 Knows nothing of how its parameters are chosen or of how a function is recognised.
 
-A weight is one of 16 values for each scale. Those are computed once for a group of a row of W, rounded to bfloat16, and vpermw looks 32
-weights up at once. vdpbf16ps multiplies pairs of neighbours along k, which lie in one byte of W as they lie in A, and adds both products to
-a float32: twice as many multiplications as by a fused multiply-add of float32.
+vdpbf16ps multiplies pairs of neighbours along k and adds both products to a float32: twice as many multiplications as by a fused
+multiply-add of float32. A weight of 4 bits is one of 16 values for each scale. Those are computed once for a group of a row of W, rounded
+to bfloat16, and vpermw looks 32 weights up at once: pairs lie in one byte of W as they lie in A. Weights of 8 bits are computed in float32
+and rounded, a vector of bfloat16 from two.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.ir import Range
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.sym import Analyzer
@@ -30,7 +32,7 @@ STEP = 2 * LANES
 """Weights that one instruction multiplies."""
 LOOK_UP = "llvm.x86.avx512.permvar.hi.512"
 DOT = "kd_dot_bf16"
-ROUND = "kd_round_bf16_twice"
+ROUND = "kd_round_bf16"
 LLVM = f"""
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
@@ -40,8 +42,8 @@ define linkonce_odr hidden <16 x float> @{DOT}(<16 x float> %sums, <16 x i32> %a
   %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %x, <32 x bfloat> %y)
   ret <16 x float> %r
 }}
-define linkonce_odr hidden <32 x i16> @{ROUND}(<16 x float> %x) alwaysinline {{
-  %r = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %x, <16 x float> %x)
+define linkonce_odr hidden <32 x i16> @{ROUND}(<16 x float> %high, <16 x float> %low) alwaysinline {{
+  %r = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %high, <16 x float> %low)
   %s = bitcast <32 x bfloat> %r to <32 x i16>
   ret <32 x i16> %s
 }}
@@ -114,10 +116,13 @@ def _tile(kernel: Kernel, strip: Any, column: Any) -> None:
             store(total, (0,), spread(0.0, LANES))
     steps = gemm.group // STEP
     with loop(gemm.k // gemm.group) as group:
-        tables = [_table(kernel, column + at, group) for at in range(kernel.rows)]
+        tables = [_table(kernel, column + at, group) for at in range(kernel.rows)] if gemm.planes > 1 else []
         with loop(steps) as step:
             at_k = T.bind(group * steps + step)
-            weights = [_weights(kernel, table, (column + at, at_k * LANES)) for at, table in enumerate(tables)]
+            if tables:
+                weights = [_looked_up(kernel, table, (column + at, at_k * LANES)) for at, table in enumerate(tables)]
+            else:
+                weights = [_computed(kernel, column + at, (group, step)) for at in range(kernel.rows)]
             for number in range(kernel.tile_m):
                 pairs = kept(elements(kernel.strips, (strip, at_k, number, 0), LANES))
                 for several, weight in zip(sums, weights, strict=True):
@@ -135,11 +140,28 @@ def _table(kernel: Kernel, column: Any, group: Any) -> Any:
     with T.vectorized(LANES) as lane:
         value = kernel.codes.of(kernel.value, (column, group * kernel.gemm.group), tirx.Cast("uint8", lane))
         T.buffer_store(found, Analyzer().simplify(value), [lane])
-    return kept(tirx.call_pure_extern(f"int16x{STEP}", ROUND, load(found, (0,), LANES)))
+    values = load(found, (0,), LANES)
+    return kept(tirx.call_pure_extern(f"int16x{STEP}", ROUND, values, values))
 
 
-def _weights(kernel: Kernel, table: Any, place: tuple[Any, Any]) -> Any:
+def _looked_up(kernel: Kernel, table: Any, place: tuple[Any, Any]) -> Any:
     """Return 32 weights: for each byte that of its low code, and above it that of its high one. Bits above an index do not count."""
     codes = kept(tirx.Cast(f"int32x{LANES}", elements(kernel.weights, place, LANES)))
     indices = tirx.reinterpret(f"int16x{STEP}", codes | codes << tirx.Broadcast(T.int32(12), LANES))
     return kept(tirx.reinterpret(f"int32x{LANES}", tirx.call_llvm_pure_intrin(f"int16x{STEP}", LOOK_UP, table, indices)))
+
+
+def _computed(kernel: Kernel, column: Any, place: tuple[Any, Any]) -> Any:
+    """Return 32 weights of 8 bits: two vectors of float32, rounded to one."""
+    gemm, (group, step) = kernel.gemm, place
+    analyzer = Analyzer()
+    for var, extent in ((step, gemm.group // STEP), (group, gemm.k // gemm.group)):
+        analyzer.bind(var, Range(0, extent))
+    halves = [variable(LANES) for _ in range(2)]
+    for number, half in enumerate(halves):
+        with T.vectorized(LANES) as lane:
+            analyzer.bind(lane, Range(0, LANES))
+            k = group * gemm.group + step * STEP + number * LANES + lane
+            T.buffer_store(half, analyzer.simplify(kernel.splice.of(kernel.value, (column, k))), [lane])
+    low, high = (load(half, (0,), LANES) for half in halves)
+    return kept(tirx.reinterpret(f"int32x{LANES}", tirx.call_pure_extern(f"int16x{STEP}", ROUND, high, low)))

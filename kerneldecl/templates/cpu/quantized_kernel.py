@@ -46,6 +46,8 @@ class QuantizedGemm:
     """Position of W among the arguments."""
     weight: Element
     """Of a column of C and a place along k, in float32."""
+    weight_dtype: str
+    """What the function rounds weights to before it multiplies them."""
     sums: Any
     """The buffer that the results are read from before the epilogue."""
     result: Element

@@ -128,6 +128,8 @@ IN_BF16 = {"m": 5, "n": 37, "k": 256, "dtype": "bfloat16"}
         {"scales": "tensor", "epilogue": ("add",)},
         {"n": 64, "scales": "block", "group": 64},
         MXFP4 | {"epilogue": ("bias",)},
+        {"m": 9, "weights": "int8", "zero_points": True},
+        {"m": 1, "weights": "int8", "scales": "column"},
     ],
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
@@ -148,8 +150,9 @@ def test_products_in_bfloat16_compute_the_reference(attrs: dict[str, Any]) -> No
 
 @needs_bfloat16_dots
 @pytest.mark.parametrize("at_end", [False, True])
-def test_products_in_bfloat16_touch_nothing_outside_of_the_arguments(at_end: bool) -> None:
-    rule = rule_of(IN_BF16 | {"zero_points": True})
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+def test_products_in_bfloat16_touch_nothing_outside_of_the_arguments(weights: str, at_end: bool) -> None:
+    rule = rule_of(IN_BF16 | {"weights": weights, "zero_points": True})
     assert touched_outside(rule, built(rule, PARAMS, ZNVER4, bf16_template), at_end=at_end) == ""
 
 
@@ -158,7 +161,6 @@ def test_products_in_bfloat16_touch_nothing_outside_of_the_arguments(at_end: boo
     [
         ({}, runnable(AVX512)),
         ({"dtype": "float16"}, ZNVER4),
-        ({"weights": "int8"}, ZNVER4),
         ({"dtype": "int8", "activation_scales": "token"}, ZNVER4),
         ({"group": 16}, ZNVER4),
         (NVFP4, ZNVER4),
