@@ -13,10 +13,11 @@ among words and then among the places of those that equal it.
 from __future__ import annotations
 
 from kerneldecl.analysis.row_sort import GpuTopParams
+from kerneldecl.arrays import is_float
 from kerneldecl.compiler.row_sort import TopSpec
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type
+from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, in_float32
 
 _CONSTANTS = """
 constexpr int T = {threads}, W = {width}, N = {extent}, K = {count}, E = {entries}, VECTORS = N / W;
@@ -178,7 +179,6 @@ __device__ __forceinline__ void top(const X* x, X* values, Index* indices, unsig
   top_of(reinterpret_cast<const Item*>(x), reinterpret_cast<Item*>(values), indices, smem, block, thread);
 }
 """
-_WIDE = {"float16": "__half2float(item)", "bfloat16": "__bfloat162float(item)", "float32": "item"}
 
 
 def top_source(spec: TopSpec, params: GpuTopParams) -> str:
@@ -186,7 +186,7 @@ def top_source(spec: TopSpec, params: GpuTopParams) -> str:
     sizes = spec.sizes
     width = params.width(sizes)
     return filled(
-        _CONSTANTS + (_FLOAT_WORD if spec.dtype in _WIDE else _INTEGER_WORD) + _WORK + _CALLED,
+        _CONSTANTS + (_FLOAT_WORD if is_float(spec.dtype) else _INTEGER_WORD) + _WORK + _CALLED,
         threads=params.threads,
         width=width,
         extent=sizes.extent,
@@ -197,5 +197,5 @@ def top_source(spec: TopSpec, params: GpuTopParams) -> str:
         item=cuda_type(spec.dtype),
         index=cuda_type(spec.index_dtype),
         access=access_type(width * dtype_bytes(spec.dtype)),
-        wide=_WIDE.get(spec.dtype, ""),
+        wide=in_float32(spec.dtype, "item"),
     )
