@@ -146,7 +146,7 @@ def arg_source(spec: ArgSpec, params: ArgReduceParams) -> str:
         parts=params.parts,
         rows=spec.sizes.rows,
         columns=spec.sizes.columns,
-        largest=str(spec.is_largest).lower(),
+        largest=spec.is_largest,
         item=cuda_type(spec.dtype),
         sum=cuda_type(accum),
         index=cuda_type(spec.index_dtype),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def filled(text: str, **values: object) -> str:
-    """Return a text with each value in the places of its name: `{name}`. All other braces, of which CUDA has many, stay as they are."""
+    """Return a text with each value in the places of its name, `{name}`, a bool as CUDA writes it. All other braces stay as they are."""
     for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
+        text = text.replace("{" + name + "}", str(value).lower() if isinstance(value, bool) else str(value))
     return text

@@ -204,7 +204,7 @@ def scatter_rows_source(spec: ScatterSpec, params: GpuScatterRowsParams) -> str:
         rows=sizes.rows,
         columns=sizes.columns,
         updates=sizes.updates,
-        has_base=str(sizes.has_base).lower(),
+        has_base=sizes.has_base,
         in_flight=params.in_flight(sizes),
         item=cuda_type(sizes.dtype),
         sum=cuda_type(spec.accum),

@@ -95,7 +95,7 @@ def scatter_source(spec: ScatterSpec, params: GpuScatterParams) -> str:
         rows=sizes.rows,
         columns=sizes.columns,
         updates=sizes.updates,
-        has_base=str(sizes.has_base).lower(),
+        has_base=sizes.has_base,
         item=cuda_type(sizes.dtype),
         sum=cuda_type(spec.accum),
         index=cuda_type(sizes.index_dtype),

@@ -142,7 +142,7 @@ def sort_source(spec: TopSpec, params: GpuSortParams) -> str:
         items=params.items,
         extent=sizes.extent,
         count=sizes.results,
-        largest=str(spec.is_largest_first).lower(),
+        largest=spec.is_largest_first,
         item=cuda_type(spec.dtype),
         index=cuda_type(spec.index_dtype),
         entry={4: "unsigned", 8: "uint64_t"}[params.entry_bytes(sizes)],
