@@ -10,7 +10,7 @@ import pytest
 import tvm
 from emulation import emulate, host
 from support.compilers import needs_nvcc
-from support.emulated_conv import error
+from support.emulated_kernel import error
 from support.thinned import at
 from support.wgmma_cases import CONV_PARAMS, CONVOLUTIONS, PINGPONG, SMALL
 from tvm import te, topi

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from emulation import host
 from support.compilers import needs_nvcc
-from support.emulated_conv import error
+from support.emulated_kernel import error
 from support.thinned import at
 from support.wgmma_cases import CONV_PARAMS, TRANSPOSED, UPSAMPLING
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from emulation import emulate, host
 from support.compilers import needs_nvcc
-from support.emulated_conv import error
+from support.emulated_kernel import error
 from support.thinned import at
 from support.wgmma_cases import FEW_CHANNELS, SMEM_CONV_PARAMS, SMEM_CONVOLUTIONS, THREE_BY_THREE
 

@@ -1,4 +1,4 @@
-"""Owns how tests run convolutions on the emulated GPU, and judge their results.
+"""Owns how tests run custom kernels of rules with one result on the emulated GPU, and judge their results.
 
 Knows nothing of which template or rule it is, nor of what parameters kernels have.
 """
