@@ -16,7 +16,7 @@ _TYPES = {
     "int32": "int",
     "int64": "int64_t",
 }
-_WIDEN = {"float16": "__half2float", "bfloat16": "__bfloat162float"}
+_WIDEN = {"float16": "__half2float(x)", "bfloat16": "__bfloat162float(x)"}
 _NARROW = {"float16": "__float2half_rn(x)", "bfloat16": "__float2bfloat16_rn(x)"}
 _RAW = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
 
@@ -31,16 +31,16 @@ def cuda_type(dtype: str) -> str:
     return _TYPES[dtype]
 
 
-def in_float32(dtype: str, value: str) -> str:
-    """Return an element in float32: of 16 bits converted, of others as it is."""
-    return f"{_WIDEN[dtype]}({value})" if dtype in _WIDEN else value
-
-
 def widened(dtype: str, accum: str) -> str:
     """Return functions `wide`, from an element to the dtype that it is computed in, and `narrow`, back."""
     item, sum_ = cuda_type(dtype), cuda_type(accum)
-    there, back = in_float32(dtype, "x"), _NARROW.get(dtype, "x")
+    there, back = _WIDEN.get(dtype, "x"), _NARROW.get(dtype, "x")
     return f"""
 __device__ __forceinline__ {sum_} wide({item} x) {{ return {there}; }}
 __device__ __forceinline__ {item} narrow({sum_} x) {{ return {back}; }}
 """
+
+
+def in_float32(dtype: str, value: str) -> str:
+    """Return an element in float32: of 16 bits converted, of others as it is."""
+    return _WIDEN[dtype].replace("(x)", f"({value})") if dtype in _WIDEN else value
