@@ -43,7 +43,7 @@ __device__ __forceinline__ void scan_tile(const Item* __restrict__ x, Item* __re
   // 1. The tile's own sums.
   Access held[U];
   load(from, first, thread, held);
-  Sum own[U], before_it[U], all;
+  Sum own[U] = {}, before_it[U], all;
   sum_each(held, first, thread, own);
   before_each(own, before_it, cells, thread, all);
   if (thread == 0) publish(found + at_tile, all);

@@ -92,11 +92,10 @@ __device__ __forceinline__ void load(const Item* row, long long first, int threa
 __device__ __forceinline__ Sum value(const Access& held, int w) {
   return wide(reinterpret_cast<const Item*>(&held)[REVERSE ? W - 1 - w : w]);
 }
-// The sums of a thread's vectors; those beyond the row have none.
+// Add up the elements of each of a thread's vectors, but of those beyond the row.
 __device__ __forceinline__ void sum_each(const Access (&held)[U], long long first, int thread, Sum (&own)[U]) {
   #pragma unroll
   for (int u = 0; u < U; u++) {
-    own[u] = 0;
     if (mine(first, thread, u) < N) {
       #pragma unroll
       for (int w = 0; w < W; w++) own[u] += value(held[u], w);
@@ -163,7 +162,7 @@ __device__ __forceinline__ void scan_of(const Item* __restrict__ x, const Sum* _
   int turn = 0;
   for (long long first = part * PART; first < end; first += T * W * U, turn ^= 1) {
     load(from, first + T * W * U, thread, next);
-    Sum own[U], before_it[U], all;
+    Sum own[U] = {}, before_it[U], all;
     sum_each(held, first, thread, own);
     before_each(own, before_it, cells + turn * 32, thread, all);
     store(to, held, first, thread, before_it, carry);
