@@ -223,7 +223,7 @@ def show_text(json: Json, width: int = 0) -> str:
     work = f"{amount(json['flops'], 'FLOP')}, at least {amount(json['least_bytes'], 'B')} of memory traffic"
     lines = [*head, f"policy {json['policy']}; {work}", f"symbol {json['symbol']}"]
     if use := json["tensor_cores"]:
-        lines.append(f"tensor cores: {use if use == 'used' else f'not used: {use}'}")
+        lines.append(f"tensor cores: {use if use.startswith('used') else f'not used: {use}'}")
     if source := json["idea_of"]:
         measured = f"for {source.get('arguments', '?')} on {source.get('model', '?')}"
         lines.append(f"configuration of {source.get('entry', 'record ' + source.get('record', '?')[:12])}, measured {measured}")

@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from kerneldecl.analysis.cpu_features import VNNI, VNNI_PROCESSORS
+from kerneldecl.analysis.cpu_features import BFLOAT16, BFLOAT16_PROCESSORS, VNNI, VNNI_PROCESSORS
 from kerneldecl.model import Arch, Cpu, Value
 from kerneldecl.toolchain.machines import here, machine_of_triple
 
@@ -51,8 +51,8 @@ _ARM_CORES = {
 # x86-64 psABI levels, highest first: (a flag that lower levels lack, LLVM's name).
 _LEVELS = (("avx512bw", "x86-64-v4"), ("avx2", "x86-64-v3"), ("sse4_2", "x86-64-v2"))
 _WITH_AVX512 = frozenset({"znver4", "znver5", "skylake-avx512", "icelake-server", "sapphirerapids", "emeraldrapids", "x86-64-v4"})
-VNNI_FLAG = "avx512_vnni"
-"""Linux's name of AVX512-VNNI."""
+_DOTS = (("avx512_vnni", VNNI, VNNI_PROCESSORS), ("avx512_bf16", BFLOAT16, BFLOAT16_PROCESSORS))
+"""Dot products of AVX-512: Linux's name, LLVM's, and the processors that have them."""
 NO_SCATTER = "+prefer-no-scatter"
 """Keeps LLVM from storing vectors by AVX-512's scatters. Where its loop vectorizer does so, TVM 0.27's LLVM 22.1 reads wrapped indices,
 such as i % 4, as if they went on (tile of (3,4,5) by (6,4,2)). Models are compiled for the arch's target, too."""
@@ -69,9 +69,9 @@ def detect() -> Arch:
     if processor := _processor(first, flags):
         target["mcpu"] = processor
     if processor in _WITH_AVX512:
-        # No level of x86-64 has dot products of bytes; a CPU that is known by its level alone may.
-        vnni = (VNNI,) if processor not in VNNI_PROCESSORS and VNNI_FLAG in flags else ()
-        target["mattr"] = (*vnni, NO_SCATTER)
+        # No level of x86-64 has dot products; a CPU that is known by its level alone may.
+        dots = (attribute for flag, attribute, processors in _DOTS if processor not in processors and flag in flags)
+        target["mattr"] = (*dots, NO_SCATTER)
     return Arch(
         name="host",
         kind="cpu",
@@ -125,7 +125,7 @@ def _processor(first: dict[str, str], flags: set[str]) -> str:
 
 
 def _has_level(processor: str, flags: set[str]) -> bool:
-    if processor in VNNI_PROCESSORS and VNNI_FLAG not in flags:
+    if any(processor in processors and flag not in flags for flag, _, processors in _DOTS):
         return False
     return ("avx512bw" if processor in _WITH_AVX512 else "avx2") in flags
 

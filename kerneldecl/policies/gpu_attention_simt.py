@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kerneldecl.analysis.attention import AttentionSizes, attention_of
 from kerneldecl.analysis.attention_simt import (
@@ -25,6 +24,7 @@ from kerneldecl.analysis.attention_simt import (
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.attention_tiles import heads_in_l2, keys_of_tiles
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, start_secs
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, occupancy, p_norm, warp_fma_cycles
 
@@ -56,24 +56,14 @@ BLOCK_P_NORM = 2.4
 KERNEL_P_NORM = 12.0
 
 
-class Timed(NamedTuple):
-    """Parameters with their predicted time."""
-
-    secs: float
-    params: AttentionSimtParams
-
-
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the parameters with the least predicted time, best first; nothing for what is no attention that CUDA cores take."""
     sizes = attention_of(space)
     if sizes is None or not takes(sizes):
         return ()
-    gpu, found = arch.the_gpu, list[Timed]()
-    for timed in sorted(Timed(secs(sizes, params, gpu), params) for params in _choices(sizes, gpu)):
-        same = sum((other.params.block_m, other.params.block_n) == (timed.params.block_m, timed.params.block_n) for other in found)
-        if same < SAME_TILE and len(found) < top_k:
-            found.append(timed)
-    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in found)
+    gpu = arch.the_gpu
+    found = (Estimate(params, secs(sizes, params, gpu), (params.block_m, params.block_n)) for params in _choices(sizes, gpu))
+    return tuple(itertools.islice(best_first(found, SAME_TILE), top_k))
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionSimtParams]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kerneldecl.analysis import attention_tc, tensor_cores
 from kerneldecl.analysis.attention import AttentionSizes, attention_of
@@ -16,6 +15,7 @@ from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.attention_tiles import heads_in_l2, is_worth_a_try, keys_of_tiles
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle, start_secs
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 
@@ -50,24 +50,14 @@ KERNEL_P_NORM = 12.0
 """Exponent of the norm of SMs' time, L2 and DRAM."""
 
 
-class Timed(NamedTuple):
-    """Parameters with their predicted time."""
-
-    secs: float
-    params: AttentionTcParams
-
-
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the parameters with the least predicted time, best first; nothing for what is no attention that mma.sync takes."""
     sizes = attention_of(space)
     if sizes is None or why_not(space, arch):
         return ()
-    gpu, found = arch.the_gpu, list[Timed]()
-    for timed in sorted(Timed(secs(sizes, params, gpu), params) for params in _choices(sizes, gpu)):
-        same = sum((other.params.block_m, other.params.block_n) == (timed.params.block_m, timed.params.block_n) for other in found)
-        if same < SAME_TILE and len(found) < top_k:
-            found.append(timed)
-    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in found)
+    gpu = arch.the_gpu
+    found = (Estimate(params, secs(sizes, params, gpu), (params.block_m, params.block_n)) for params in _choices(sizes, gpu))
+    return tuple(itertools.islice(best_first(found, SAME_TILE), top_k))
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:

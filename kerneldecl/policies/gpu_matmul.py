@@ -101,13 +101,25 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     )
 
 
+def _why_no_wgmma(space: IterSpace, arch: Arch) -> str:
+    """Return why no policy takes a computation for wgmma on a GPU that has it; empty where one does, and on other GPUs."""
+    policies = (wgmma_conv2d_transpose, wgmma_conv2d, wgmma_window, wgmma_matmul) if arch.the_gpu.wgmma_arch else ()
+    reasons = [policy.why_not(space, arch) for policy in policies]
+    # Policies of other kinds say what it is not; the one of its own says what does not fit.
+    return next((reason for reason in reasons if not reason.startswith("it is ")), "") if all(reasons) else ""
+
+
 def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
-    """Return "used", or why a winner with this template does not use tensor cores; empty for what is no reduction of two operands."""
+    """Return "used", with a reason where it is not by the GPU's wgmma, or why a winner with this template does not use tensor cores.
+
+    It is empty for what is no reduction of two operands.
+    """
     reductions = [block for block in space.blocks if block.is_reduction]
     if len(reductions) != 1 or len(reductions[0].reads) < 2:
         return ""
     if template in TENSORISED:
-        return "used"
+        reason = _why_no_wgmma(space, arch) if template in gpu_matmul_tc.TEMPLATES else ""
+        return f"used by mma.sync, not wgmma: {reason}" if reason else "used"
     # A rival template may have won by its time; one of a later policy wins only where no other is correct.
     is_rival = template in TEMPLATES
     return why_not(space, arch) or f"no schedule for them that was tried is correct{' and faster' * is_rival}"

@@ -309,7 +309,7 @@ class TuneResult:
 
     @property
     def tensor_cores(self) -> str:
-        """ "used", or why the winner does without; empty where they are out of the question."""
+        """ "used", which may be followed by why not by wgmma, or why the winner does without; empty where they are out of the question."""
         return str(self.json.get("tensor_cores", ""))
 
     @property

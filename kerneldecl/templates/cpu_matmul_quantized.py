@@ -60,18 +60,20 @@ def read(gemm: Gemm) -> QuantizedGemm | None:
         return None
     value = weight.value.value if isinstance(weight.value, Cast) else weight.value
     stored = _distinct(each for each in _loads(value) if str(each.source.ty.dtype) in INTEGERS and len(each.indices) == 2)
-    planes = [k // int(each.source.ty.shape[1]) for each in stored if int(each.source.ty.shape[0]) == n and _is_weight(each, k)]
-    if str(value.ty.dtype) != "float32" or len(planes) != 1:
+    weights = [each.source for each in stored if int(each.source.ty.shape[0]) == n and _is_weight(each, k)]
+    if str(value.ty.dtype) != "float32" or len(weights) != 1 or not any(each.same_as(weights[0]) for each in args):
         return None
     return QuantizedGemm(
         args=args,
         m=m,
         n=n,
         k=k,
-        planes=planes[0],
+        planes=k // int(weights[0].ty.shape[1]),
         group=_group(value, k),
         a=a,
+        codes=next(at for at, each in enumerate(args) if each.same_as(weights[0])),
         weight=Element(weight.axes, value),
+        weight_dtype=str(weight.value.ty.dtype),
         sums=block.writes[0].source,
         result=Element(tuple(rows), last.body.value),
     )

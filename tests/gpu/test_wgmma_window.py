@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.gpu_kernels import Case, Checked, Choice, given, proposed
+from support.gpu_kernels import Case, Checked, given, proposed
 from support.wgmma_cases import FEW_CHANNELS, SMEM_CONV_PARAMS, SMEM_CONVOLUTIONS, THREE_BY_THREE
 
 pytestmark = pytest.mark.gpu
@@ -20,20 +20,18 @@ PROPOSED: list[dict[str, Any]] = [
 ]
 
 
-def convolution(number: int, choice: Choice, attrs: dict[str, Any]) -> Case:
-    told = ",".join(f"{name}={value}" for name, value in attrs.items())
-    return Case(f"{number}-{told}", "conv2d", attrs, choice)
-
-
 @pytest.mark.parametrize(
     "case",
-    [convolution(at, given("wgmma_window", SMEM_CONV_PARAMS | params), attrs) for at, (attrs, params) in enumerate(SMEM_CONVOLUTIONS)],
+    [
+        Case.numbered(at, "conv2d", attrs, given("wgmma_window", SMEM_CONV_PARAMS | params))
+        for at, (attrs, params) in enumerate(SMEM_CONVOLUTIONS)
+    ],
     ids=str,
 )
 def test_what_is_right_on_the_emulated_gpu_is_right(case: Case, check: Checked) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("case", [convolution(at, POLICY, attrs) for at, attrs in enumerate(PROPOSED)], ids=str)
+@pytest.mark.parametrize("case", [Case.numbered(at, "conv2d", attrs, POLICY) for at, attrs in enumerate(PROPOSED)], ids=str)
 def test_what_the_policy_proposes(case: Case, check: Checked) -> None:
     check(case)

@@ -59,6 +59,11 @@ class Case:
     files: Mapping[str, str] = field(default_factory=dict)
     """Of the workspace, beside the standard rules."""
 
+    @classmethod
+    def numbered(cls, number: int, rule: str, attrs: Mapping[str, Any], choice: Choice) -> Case:
+        """Return one that is named by its number and attributes."""
+        return cls(f"{number}-{','.join(f'{name}={value}' for name, value in attrs.items())}", rule, attrs, choice)
+
     def __str__(self) -> str:
         return f"{self.rule}-{self.name}".replace(" ", "")
 

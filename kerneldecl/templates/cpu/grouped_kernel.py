@@ -6,7 +6,7 @@ Knows nothing of how its parameters are chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
@@ -62,6 +62,19 @@ class Kernel:
         sizes = self.args["counts" if self.spec.is_masked else "offsets"]
         return tirx.max(tirx.min(tirx.Cast("int64", sizes[group]), T.int64(self.spec.rows)), T.int64(0))
 
+    def begin(self, group: Any) -> Any:
+        """Return the first row of a group, or of those of no group, where groups follow one another."""
+        # Not Select: what its condition says simplifies the index, and then both of its values are loaded.
+        return tirx.if_then_else(group > 0, self.size(tirx.max(group - 1, T.int64(0))), T.int64(0))
+
+
+class _Panel(NamedTuple):
+    """What a task computes: columns of a run of rows."""
+
+    segment: Any
+    column: Any
+    """The first one."""
+
 
 def build(spec: GroupedSpec, params: CpuGroupedParams, lanes: int) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, with vectors of so many float32."""
@@ -72,25 +85,24 @@ def build(spec: GroupedSpec, params: CpuGroupedParams, lanes: int) -> tvm.IRModu
         kernel = Kernel(spec, params, lanes, args)
         # Groups are unlike each other: a thread has some panels of all of them.
         with parallel(kernel.panels * kernel.segments) as task:
-            _task(kernel, T.bind(task % kernel.segments), T.bind(task // kernel.segments * kernel.width))
+            ahead = _Panel(T.bind((task + 1) % kernel.segments), T.bind((task + 1) // kernel.segments * kernel.width))
+            _task(kernel, _Panel(T.bind(task % kernel.segments), T.bind(task // kernel.segments * kernel.width)), ahead)
     return tvm.IRModule({"main": builder.get()})
 
 
-def _task(kernel: Kernel, segment: Any, column: Any) -> None:
-    """Compute a panel of columns of a group's rows; those behind, of no group, are zero."""
-    spec = kernel.spec
+def _task(kernel: Kernel, panel: _Panel, ahead: _Panel) -> None:
+    """Compute a panel of columns of a group's rows; those behind, of no group, are zero. The task ahead has another panel."""
+    spec, (segment, column) = kernel.spec, panel
     if spec.is_masked:
         first = T.bind(segment * spec.rows)
         end = T.bind(first + kernel.size(segment))
-        _multiply(kernel, segment, column, (first, end))
+        _multiply(kernel, panel, (first, end), ahead)
         _clear(kernel, column, (end, first + spec.rows))
         return
-    # Not Select: what its condition says simplifies the index, and then both of its values are loaded.
-    begin = tirx.if_then_else(segment > 0, kernel.size(tirx.max(segment - 1, T.int64(0))), T.int64(0))
-    first = T.bind(begin)
+    first = T.bind(kernel.begin(segment))
     with T.If(segment < spec.groups):
         with T.Then():
-            _multiply(kernel, segment, column, (first, kernel.size(tirx.min(segment, T.int64(spec.groups - 1)))))
+            _multiply(kernel, panel, (first, kernel.size(tirx.min(segment, T.int64(spec.groups - 1)))), ahead)
         with T.Else():
             _clear(kernel, column, (first, T.int64(spec.rows)))
 
@@ -102,9 +114,9 @@ def _clear(kernel: Kernel, column: Any, rows: tuple[Any, Any]) -> None:
         T.buffer_store(kernel.args["C"], rounded(T.float32(0), kernel.spec.out_dtype), [*kernel.row(first + row), column + at])
 
 
-def _multiply(kernel: Kernel, group: Any, column: Any, rows: tuple[Any, Any]) -> None:
+def _multiply(kernel: Kernel, at: _Panel, rows: tuple[Any, Any], ahead: _Panel) -> None:
     """Multiply a group's rows by a panel of its weights, a register tile after the other."""
-    spec, tile_m = kernel.spec, kernel.params.tile_m
+    spec, tile_m, (group, column) = kernel.spec, kernel.params.tile_m, at
     first, end = rows
     count = T.bind(tirx.max(end - first, T.int64(0)))
     with T.If(count > 0), T.Then():
@@ -114,7 +126,7 @@ def _multiply(kernel: Kernel, group: Any, column: Any, rows: tuple[Any, Any]) ->
         with loop((count + tile_m - 1) // tile_m) as tile:
             start = T.bind(tile * tile_m)
             _load_rows(kernel, strip, first + start, count - start)
-            _tile(kernel, (panel, strip), (first + start, column), count - start)
+            _tile(kernel, (panel, strip), (first + start, column), count - start, (tile, ahead))
 
 
 def _weight(kernel: Kernel, group: Any, column: Any, k: Any) -> Any:
@@ -158,7 +170,23 @@ def _load_rows(kernel: Kernel, strip: Any, first: Any, count: Any) -> None:
             T.buffer_store(strip, value, [at, whole + rest])
 
 
-def _tile(kernel: Kernel, operands: tuple[Any, Any], at: tuple[Any, Any], count: Any) -> None:
+def _prefetch(kernel: Kernel, tile: Any, ahead: _Panel, k: Any) -> None:
+    """Ask for a line of the weights of the task ahead: each of its first tiles has those of one vector of columns, a line for each k.
+
+    Copying a panel is bound by memory, multiplying by arithmetic: so they overlap.
+    """
+    spec, lanes = kernel.spec, kernel.lanes
+    group = tirx.min(ahead.segment, T.int64(spec.groups - 1))
+    rows = kernel.size(group) if spec.is_masked else kernel.size(group) - kernel.begin(group)
+    along = k % lanes if spec.layout == "nt" else 0
+    column = tirx.min(ahead.column + tile * lanes + along, T.int64(spec.n - 1))
+    index = (group, column, k // lanes * lanes) if spec.layout == "nt" else (group, k, column)
+    with T.If(tirx.And(tile < kernel.params.vectors, rows > 0)), T.Then():
+        read, second_level, data = T.int32(0), T.int32(2), T.int32(1)
+        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(kernel.args["B"][index]), read, second_level, data))
+
+
+def _tile(kernel: Kernel, operands: tuple[Any, Any], at: tuple[Any, Any], count: Any, ahead: tuple[Any, _Panel]) -> None:
     """Compute a register tile and store the rows and columns that are there."""
     spec, lanes, out = kernel.spec, kernel.lanes, kernel.args["C"]
     panel, strip = operands
@@ -169,6 +197,8 @@ def _tile(kernel: Kernel, operands: tuple[Any, Any], at: tuple[Any, Any], count:
         for vector in places:
             store(total, (vector,), spread(0.0, lanes))
     with loop(spec.k) as k:
+        if has_vectors(spec.dtype):  # other dtypes are converted one by one, which memory keeps up with
+            _prefetch(kernel, *ahead, k)
         vectors = [kept(load(panel, (k, vector), lanes)) for vector in places]
         for number, total in enumerate(sums):
             factor = kept(spread(strip[number, k], lanes))

@@ -20,7 +20,7 @@ from tvm.tirx.script.builder.ir import prim_func
 
 from kerneldecl.analysis.cpu_params import CpuInt8Params
 from kerneldecl.templates.cpu.splice import Element, Splice
-from kerneldecl.templates.cpu.vectors import loop, parallel, variable
+from kerneldecl.templates.cpu.vectors import elements, kept, loop, parallel, store, variable
 
 TASK_TILES = 8
 """Register tiles of weights of a task."""
@@ -78,17 +78,17 @@ class Kernel:
 
     def weight(self, column: Any, step: Any) -> Any:
         """Return a vector of a row of W as the instruction takes it."""
-        bytes_ = _vector(self.splice.args[self.gemm.weights], (column, step * self.width), self.width)
-        return bytes_ if self.params.dot == "vnni" else _kept(tirx.Cast(f"int16x{self.width}", bytes_), "int16")
+        bytes_ = elements(self.splice.args[self.gemm.weights], (column, step * self.width), self.width)
+        return bytes_ if self.params.dot == "vnni" else kept(tirx.Cast(f"int16x{self.width}", bytes_))
 
     def added(self, total: Any, row: Any, weight: Any) -> None:
         """Add the products of two vectors to a vector of sums."""
-        sums = _vector(total, (0,), self.lanes)
+        sums = elements(total, (0,), self.lanes)
         dtype = f"int32x{self.lanes}"
         if self.params.dot == "vnni":
-            _store(total, tirx.call_llvm_pure_intrin(dtype, VNNI, sums, row, weight))
+            store(total, (0,), tirx.call_llvm_pure_intrin(dtype, VNNI, sums, row, weight))
         else:
-            _store(total, sums + tirx.call_llvm_pure_intrin(dtype, PAIRS[self.vector_bytes], row, weight))
+            store(total, (0,), sums + tirx.call_llvm_pure_intrin(dtype, PAIRS[self.vector_bytes], row, weight))
 
 
 def width_of(dot: str, vector_bytes: int) -> int:
@@ -120,9 +120,9 @@ def _copy(kernel: Kernel) -> None:
     width = kernel.width
     with loop(kernel.gemm.m) as row, loop(kernel.gemm.k // width) as step:
         at = (row, step * width)
-        bytes_ = _vector(kernel.splice.args[kernel.gemm.a], at, width)
+        bytes_ = elements(kernel.splice.args[kernel.gemm.a], at, width)
         is_vnni = kernel.params.dot == "vnni"
-        _store(kernel.rows, bytes_ ^ _spread(-128, width) if is_vnni else tirx.Cast(f"int16x{width}", bytes_), at)
+        store(kernel.rows, at, bytes_ ^ _spread(-128, width) if is_vnni else tirx.Cast(f"int16x{width}", bytes_))
 
 
 def _offsets(kernel: Kernel, column: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def _offsets(kernel: Kernel, column: Any) -> list[Any]:
         for at, total in enumerate(sums):
             kernel.added(total, _spread(-128, kernel.width), kernel.weight(column + at, step))
     for total in sums:
-        _store(total, tirx.Broadcast(T.int32(0), kernel.lanes) - _vector(total, (0,), kernel.lanes))
+        store(total, (0,), tirx.Broadcast(T.int32(0), kernel.lanes) - elements(total, (0,), kernel.lanes))
     return sums
 
 
@@ -141,48 +141,28 @@ def _tile(kernel: Kernel, row: Any, column: Any, offsets: Sequence[Any] | None) 
     sums = [[_zeros(kernel.lanes) for _ in range(kernel.tile_m)] for _ in range(kernel.tile_n)]
     for several, offset in zip(sums, offsets or (), strict=False):
         for total in several:
-            _store(total, _vector(offset, (0,), kernel.lanes))
+            store(total, (0,), elements(offset, (0,), kernel.lanes))
     with loop(kernel.gemm.k // kernel.width) as step:
         weights = [kernel.weight(column + at, step) for at in range(kernel.tile_n)]
         for number in range(kernel.tile_m):
-            vector = _vector(kernel.rows, (row + number, step * kernel.width), kernel.width)
+            vector = elements(kernel.rows, (row + number, step * kernel.width), kernel.width)
             for several, weight in zip(sums, weights, strict=True):
                 kernel.added(several[number], vector, weight)
     for number in range(kernel.tile_m):
         for at, several in enumerate(sums):
             index = (row + number, column + at)
-            total = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", _vector(several[number], (0,), kernel.lanes))
+            total = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", elements(several[number], (0,), kernel.lanes))
             T.buffer_store(kernel.splice.args[-1], kernel.splice.of(kernel.gemm.result, index, _kept_scalar(total)), list(index))
 
 
 def _zeros(lanes: int) -> Any:
     total = variable(lanes, "int32")
-    _store(total, tirx.Broadcast(T.int32(0), lanes))
+    store(total, (0,), tirx.Broadcast(T.int32(0), lanes))
     return total
 
 
 def _spread(value: int, lanes: int) -> Any:
     return tirx.Broadcast(T.int8(value), lanes)
-
-
-def _vector(buffer: Any, index: Sequence[Any], lanes: int) -> Any:
-    """Return neighbouring elements, as many as `lanes`, in the buffer's dtype."""
-    *outer, first = index
-    return buffer[(*outer, tirx.Ramp(T.int64(first) if isinstance(first, int) else first, T.int64(1), lanes))]
-
-
-def _store(buffer: Any, vector: Any, index: Sequence[Any] = (0,)) -> None:
-    *outer, first = index
-    lanes = vector.ty.dtype.lanes
-    T.buffer_store(buffer, vector, [*outer, tirx.Ramp(T.int64(first) if isinstance(first, int) else first, T.int64(1), lanes)])
-
-
-def _kept(value: Any, dtype: str) -> Any:
-    """Return what reads a vector from a variable, so that what is used often is computed once."""
-    lanes = value.ty.dtype.lanes
-    name = variable(lanes, dtype)
-    _store(name, value)
-    return _vector(name, (0,), lanes)
 
 
 def _kept_scalar(value: Any) -> Any:

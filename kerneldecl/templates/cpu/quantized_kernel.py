@@ -42,8 +42,12 @@ class QuantizedGemm:
     """Neighbours along k that share all factors; k where all do."""
     a: Element
     """Of a row and a place along k."""
+    codes: int
+    """Position of W among the arguments."""
     weight: Element
     """Of a column of C and a place along k, in float32."""
+    weight_dtype: str
+    """What the function rounds weights to before it multiplies them."""
     sums: Any
     """The buffer that the results are read from before the epilogue."""
     result: Element
@@ -58,8 +62,8 @@ class Kernel:
     params: CpuQuantizedParams
     lanes: int
     splice: Splice
-    planes: Any
-    """A in float32: [planes, m, k / planes]."""
+    strips: Any
+    """A in float32, in the order in which tiles read it: [strips, steps, planes, tile_m, lanes]."""
 
     @property
     def tile_m(self) -> int:
@@ -69,6 +73,10 @@ class Kernel:
     def rows(self) -> int:
         return min(self.params.rows, self.gemm.n)
 
+    def first_row(self, strip: Any) -> Any:
+        """Return the first row of a strip of A: the last one begins earlier, so that it is whole."""
+        return tirx.min(strip * self.tile_m, T.int64(self.gemm.m - self.tile_m))
+
 
 def build(gemm: QuantizedGemm, params: CpuQuantizedParams, lanes: int) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, with vectors of so many float32."""
@@ -77,22 +85,32 @@ def build(gemm: QuantizedGemm, params: CpuQuantizedParams, lanes: int) -> tvm.IR
         T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
         args = tuple(T.arg(f"arg{at}", T.Buffer(tuple(each.ty.shape), str(each.ty.dtype))) for at, each in enumerate(gemm.args))
         splice = Splice(gemm.args, args, gemm.sums)
-        planes = T.alloc_buffer((gemm.planes, gemm.m, gemm.k // gemm.planes), "float32")
-        with loop(gemm.m) as row, loop(gemm.k // gemm.planes) as at:
-            for plane in range(gemm.planes):
-                value = Analyzer().simplify(splice.of(gemm.a, (row, at * gemm.planes + plane)))
-                T.buffer_store(planes, value.astype("float32"), [plane, row, at])
-        kernel = Kernel(gemm, params, lanes, splice, planes)
-        tiles, strips = -(-gemm.n // kernel.rows), -(-gemm.m // kernel.tile_m)
+        tile_m = min(params.tile_m, gemm.m)
+        strips = -(-gemm.m // tile_m)
+        copy = T.alloc_buffer((strips, gemm.k // (gemm.planes * lanes), gemm.planes, tile_m, lanes), "float32")
+        kernel = Kernel(gemm, params, lanes, splice, copy)
+        _copy(kernel)
+        tiles = -(-gemm.n // kernel.rows)
         with parallel(-(-tiles // TASK_TILES)) as task, loop(TASK_TILES) as tile:
             # The last tiles begin earlier, so that they are whole.
             column = T.bind(tirx.min((task * TASK_TILES + tile) * kernel.rows, T.int64(gemm.n - kernel.rows)))
             with loop(strips) as strip:
-                _tile(kernel, T.bind(tirx.min(strip * kernel.tile_m, T.int64(gemm.m - kernel.tile_m))), column)
+                _tile(kernel, strip, column)
     return tvm.IRModule({"main": builder.get()})
 
 
-def _tile(kernel: Kernel, row: Any, column: Any) -> None:
+def _copy(kernel: Kernel) -> None:
+    """Copy A to float32 in strips: rows of a power of two of bytes would meet in few sets of the L1 cache."""
+    gemm, lanes = kernel.gemm, kernel.lanes
+    strips, steps, planes, tile_m, _ = kernel.strips.shape
+    with loop(strips) as strip, loop(tile_m) as row, loop(steps) as step, loop(lanes) as lane:
+        for plane in range(int(planes)):
+            index = (kernel.first_row(strip) + row, (step * lanes + lane) * gemm.planes + plane)
+            value = Analyzer().simplify(kernel.splice.of(gemm.a, index))
+            T.buffer_store(kernel.strips, value.astype("float32"), [strip, step, plane, row, lane])
+
+
+def _tile(kernel: Kernel, strip: Any, column: Any) -> None:
     """Compute a register tile: dot products of some rows of A and of W, each in a vector of partial sums."""
     gemm, lanes = kernel.gemm, kernel.lanes
     sums = [[variable(lanes) for _ in range(kernel.tile_m)] for _ in range(kernel.rows)]
@@ -104,13 +122,13 @@ def _tile(kernel: Kernel, row: Any, column: Any) -> None:
         for plane in range(gemm.planes):
             weights = [_weights(kernel, column + at, (group, step, plane), steps) for at in range(kernel.rows)]
             for number in range(kernel.tile_m):
-                vector = kept(load(kernel.planes, (plane, row + number, (group * steps + step) * lanes), lanes))
+                vector = kept(load(kernel.strips, (strip, group * steps + step, plane, number, 0), lanes))
                 for several, weight in zip(sums, weights, strict=True):
                     store(several[number], (0,), load(several[number], (0,), lanes) + weight * vector)
     for at, several in enumerate(sums):
         for number, total in enumerate(several):
-            index = (row + number, column + at)
-            T.buffer_store(kernel.splice.args[-1], kernel.splice.of(gemm.result, index, _summed(total, lanes)), list(index))
+            index = (kernel.first_row(strip) + number, column + at)
+            T.buffer_store(kernel.splice.args[-1], kernel.splice.of(gemm.result, index, summed(total, lanes)), list(index))
 
 
 def _weights(kernel: Kernel, column: Any, place: tuple[Any, Any, int], steps: int) -> Any:
@@ -127,7 +145,7 @@ def _weights(kernel: Kernel, column: Any, place: tuple[Any, Any, int], steps: in
     return load(found, (0,), lanes)
 
 
-def _summed(total: Any, lanes: int) -> Any:
+def summed(total: Any, lanes: int) -> Any:
     """Add up a vector's elements in halves; return the sum."""
     while lanes > 1:
         lanes //= 2

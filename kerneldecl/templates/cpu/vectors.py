@@ -36,8 +36,13 @@ def _wide(extent: Any) -> Any:
 
 def load(buffer: Any, index: Sequence[Any], lanes: int) -> Any:
     """Return neighbouring elements, as many as `lanes`, in float32."""
+    return in_float32(elements(buffer, index, lanes))
+
+
+def elements(buffer: Any, index: Sequence[Any], lanes: int) -> Any:
+    """Return neighbouring elements, as many as `lanes`, in the buffer's dtype."""
     *outer, column = index
-    return in_float32(buffer[(*outer, tirx.Ramp(_wide(column), T.int64(1), lanes))])
+    return buffer[(*outer, tirx.Ramp(_wide(column), T.int64(1), lanes))]
 
 
 def store(buffer: Any, index: Sequence[Any], vector: Any) -> None:
@@ -53,14 +58,14 @@ def has_vectors(dtype: str) -> bool:
 
 
 def kept(value: Any) -> Any:
-    """Return what reads a vector of float32 from a variable.
+    """Return what reads a vector from a variable.
 
     TVM's simplifier puts what `T.bind` binds in its place: x + c - c becomes x, and what is used twice is computed twice.
     """
     lanes = value.ty.dtype.lanes
-    name = variable(lanes)
+    name = variable(lanes, str(value.ty.dtype).partition("x")[0])
     store(name, (0,), value)
-    return load(name, (0,), lanes)
+    return elements(name, (0,), lanes)
 
 
 def variable(count: int, dtype: str = "float32") -> Any:
@@ -86,8 +91,9 @@ def in_float32(value: Any) -> Any:
 
 
 def rounded(value: Any, dtype: str) -> Any:
-    """Return a float32 scalar or vector in another dtype."""
-    return value if dtype == "float32" else tirx.Cast(_vector(dtype, value.ty.dtype.lanes), value)
+    """Return a scalar or vector in another dtype."""
+    wanted = _vector(dtype, value.ty.dtype.lanes)
+    return value if str(value.ty.dtype) == wanted else tirx.Cast(wanted, value)
 
 
 def _vector(dtype: str, lanes: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from kerneldecl.analysis.arg_reduce import ArgReduceParams
 from kerneldecl.compiler.arg_reduce import ArgSpec
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
 
 _CONSTANTS = """
@@ -58,7 +59,7 @@ __device__ __forceinline__ Key largest_of_warp(Key key) {
 // The largest key of some vectors of a row; thread 0 has it.
 __device__ __forceinline__ Key key_of_part(const Access* __restrict__ row, Key* keys, int begin, int end, int thread) {
   Sum best = Sum(0);
-  int place = -1, not_a_number = -1;
+  int place = -1, first_nan = -1;
   for (int base = begin; base < end; base += T * U) {
     Access held[U];
     #pragma unroll
@@ -78,13 +79,13 @@ __device__ __forceinline__ Key key_of_part(const Access* __restrict__ row, Key* 
         has |= is_nan(x);
         own = better(own, x);
       }
-      // Comparisons with what is no number are false, and such a vector comes before all others anyway.
+      // Comparisons with NaN are false, and a vector that has one comes before all others anyway.
       bool is_better = place < 0 || (LARGEST ? own > best : own < best);
-      if (has && not_a_number < 0) not_a_number = vector;
+      if (has && first_nan < 0) first_nan = vector;
       if (is_better && !has) best = own, place = vector;
     }
   }
-  Key key = not_a_number >= 0 ? key_of(0xffffffffu, not_a_number) : place >= 0 ? key_of(word(best), place) : 0;
+  Key key = first_nan >= 0 ? key_of(0xffffffffu, first_nan) : place >= 0 ? key_of(word(best), place) : 0;
   key = largest_of_warp(key);
   if (T == 32) return key;
   if (thread % 32 == 0) keys[thread / 32] = key;
@@ -137,20 +138,17 @@ def arg_source(spec: ArgSpec, params: ArgReduceParams) -> str:
     """Return the text of the kernels' work: `place_whole` of whole rows; `key_parts` and `place_parts` of rows in parts."""
     is_float = spec.compared == "float32"
     accum = "float32" if is_float else "int32"
-    values = {
-        "threads": params.threads,
-        "width": params.width,
-        "unroll": params.unroll,
-        "parts": params.parts,
-        "rows": spec.sizes.rows,
-        "columns": spec.sizes.columns,
-        "largest": str(spec.is_largest).lower(),
-        "item": cuda_type(spec.dtype),
-        "sum": cuda_type(accum),
-        "index": cuda_type(spec.index_dtype),
-        "access": access_type(params.width * dtype_bytes(spec.dtype)),
-    }
-    text = _CONSTANTS + widened(spec.dtype, accum) + (_FLOAT_WORD if is_float else _INTEGER_WORD) + _WORK
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(
+        _CONSTANTS + widened(spec.dtype, accum) + (_FLOAT_WORD if is_float else _INTEGER_WORD) + _WORK,
+        threads=params.threads,
+        width=params.width,
+        unroll=params.unroll,
+        parts=params.parts,
+        rows=spec.sizes.rows,
+        columns=spec.sizes.columns,
+        largest=spec.is_largest,
+        item=cuda_type(spec.dtype),
+        sum=cuda_type(accum),
+        index=cuda_type(spec.index_dtype),
+        access=access_type(params.width * dtype_bytes(spec.dtype)),
+    )

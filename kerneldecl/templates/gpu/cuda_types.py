@@ -39,3 +39,8 @@ def widened(dtype: str, accum: str) -> str:
 __device__ __forceinline__ {sum_} wide({item} x) {{ return {there}; }}
 __device__ __forceinline__ {item} narrow({sum_} x) {{ return {back}; }}
 """
+
+
+def in_float32(dtype: str, value: str) -> str:
+    """Return an element in float32: of 16 bits converted, of others as it is."""
+    return _WIDEN[dtype].replace("(x)", f"({value})") if dtype in _WIDEN else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 from kerneldecl.analysis.rotary import RotaryParams
 from kerneldecl.compiler.rotary import RotarySpec
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
 
 _CONSTANTS = """
@@ -77,22 +78,19 @@ __device__ __forceinline__ void turn_all(const X* x, const X* cosines, const X* 
 
 def rotary_source(spec: RotarySpec, params: RotaryParams) -> str:
     """Return the text of the kernel's work, function `turn_all`."""
-    values = {
-        "threads": params.threads,
-        "width": params.width,
-        "turned_heads": params.heads,
-        "size": spec.size,
-        "tokens": spec.tokens,
-        "heads": spec.heads,
-        "turns": params.turns(spec.sizes),
-        "pairs": str(spec.pairs).lower(),
-        "x_first": str("x" in spec.interleaved).lower(),
-        "y_first": str("y" in spec.interleaved).lower(),
-        "item": cuda_type(spec.dtype),
-        "sum": cuda_type(spec.accum),
-        "access": access_type(params.width * dtype_bytes(spec.dtype)),
-    }
-    text = _CONSTANTS + widened(spec.dtype, spec.accum) + _WORK
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(
+        _CONSTANTS + widened(spec.dtype, spec.accum) + _WORK,
+        threads=params.threads,
+        width=params.width,
+        turned_heads=params.heads,
+        size=spec.size,
+        tokens=spec.tokens,
+        heads=spec.heads,
+        turns=params.turns(spec.sizes),
+        pairs=spec.pairs,
+        x_first="x" in spec.interleaved,
+        y_first="y" in spec.interleaved,
+        item=cuda_type(spec.dtype),
+        sum=cuda_type(spec.accum),
+        access=access_type(params.width * dtype_bytes(spec.dtype)),
+    )

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from kerneldecl.analysis.scan import GROUP_TILES, GpuScanOnceParams, GpuScanParams
 from kerneldecl.compiler.scan import ScanSpec
-from kerneldecl.templates.gpu.scan_source import ROW_PARTS, constants_of, filled
+from kerneldecl.templates.gpu.cuda_text import filled
+from kerneldecl.templates.gpu.scan_source import ROW_PARTS, constants_of
 
 _WORK = """
 constexpr int TILE = T * W * U, TILES = (N + TILE - 1) / TILE, COUNT = {outer} * TILES;
@@ -73,13 +74,7 @@ __device__ __forceinline__ void scan_tile(const Item* __restrict__ x, Item* __re
   // Most groups before have been published long ago: nobody waits here for the others.
   uint64_t early = thread < group ? look(groups + thread) : 0;
   Sum own[U] = {}, before_it[U], all;
-  #pragma unroll
-  for (int u = 0; u < U; u++) {
-    if (mine(first, thread, u) < N) {
-      #pragma unroll
-      for (int w = 0; w < W; w++) own[u] += value(held[u], w);
-    }
-  }
+  sum_each(held, first, thread, own);
   before_each(own, before_it, cells, thread, all);
   if (thread == 0) publish(found + at_tile, all);
   // 2. The sums of the tiles before it in its group, and of the groups before.
@@ -93,21 +88,7 @@ __device__ __forceinline__ void scan_tile(const Item* __restrict__ x, Item* __re
   sum += added(groups, group, thread, early);
   before_me(sum, cells + 64, thread, carry);
   // 3. The results.
-  #pragma unroll
-  for (int u = 0; u < U; u++) {
-    long long at = mine(first, thread, u);
-    if (at < N) {
-      Access out;
-      Sum running = carry + before_it[u];
-      #pragma unroll
-      for (int w = 0; w < W; w++) {
-        Sum before = running;
-        running += value(held[u], w);
-        reinterpret_cast<Item*>(&out)[REVERSE ? W - 1 - w : w] = narrow(EXCLUSIVE ? before : running);
-      }
-      *reinterpret_cast<Access*>(to + place(at)) = out;
-    }
-  }
+  store(to, held, first, thread, before_it, carry);
 }
 // Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
 template <class X>

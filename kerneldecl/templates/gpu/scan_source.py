@@ -8,6 +8,7 @@ from __future__ import annotations
 from kerneldecl.analysis.scan import GpuScanParams, ScanSizes
 from kerneldecl.compiler.scan import ScanSpec
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
 
 _CONSTANTS = """
@@ -91,8 +92,36 @@ __device__ __forceinline__ void load(const Item* row, long long first, int threa
 __device__ __forceinline__ Sum value(const Access& held, int w) {
   return wide(reinterpret_cast<const Item*>(&held)[REVERSE ? W - 1 - w : w]);
 }
+// Add up the elements of each of a thread's vectors, but of those beyond the row.
+__device__ __forceinline__ void sum_each(const Access (&held)[U], long long first, int thread, Sum (&own)[U]) {
+  #pragma unroll
+  for (int u = 0; u < U; u++) {
+    if (mine(first, thread, u) < N) {
+      #pragma unroll
+      for (int w = 0; w < W; w++) own[u] += value(held[u], w);
+    }
+  }
+}
+// Store the running sums of a thread's vectors: `before` says what comes before each of them in the tile, `carry` before the tile.
+__device__ __forceinline__ void store(Item* row, const Access (&held)[U], long long first, int thread, const Sum (&before)[U], Sum carry) {
+  #pragma unroll
+  for (int u = 0; u < U; u++) {
+    long long at = mine(first, thread, u);
+    if (at < N) {
+      Access out;
+      Sum running = carry + before[u];
+      #pragma unroll
+      for (int w = 0; w < W; w++) {
+        Sum exclusive = running;
+        running += value(held[u], w);
+        reinterpret_cast<Item*>(&out)[REVERSE ? W - 1 - w : w] = narrow(EXCLUSIVE ? exclusive : running);
+      }
+      *reinterpret_cast<Access*>(row + place(at)) = out;
+    }
+  }
+}
 """
-"""Sums before each thread and each vector of a thread, and a thread's vectors of a row."""
+"""A thread's vectors of a row: loads, their sums, the sums before each thread and each vector, stores."""
 
 _ROWS = """\
 // The sum of one part of a row.
@@ -134,30 +163,11 @@ __device__ __forceinline__ void scan_of(const Item* __restrict__ x, const Sum* _
   for (long long first = part * PART; first < end; first += T * W * U, turn ^= 1) {
     load(from, first + T * W * U, thread, next);
     Sum own[U] = {}, before_it[U], all;
-    #pragma unroll
-    for (int u = 0; u < U; u++) {
-      if (mine(first, thread, u) < N) {
-        #pragma unroll
-        for (int w = 0; w < W; w++) own[u] += value(held[u], w);
-      }
-    }
+    sum_each(held, first, thread, own);
     before_each(own, before_it, cells + turn * 32, thread, all);
+    store(to, held, first, thread, before_it, carry);
     #pragma unroll
-    for (int u = 0; u < U; u++) {
-      long long at = mine(first, thread, u);
-      if (at < N) {
-        Access out;
-        Sum running = carry + before_it[u];
-        #pragma unroll
-        for (int w = 0; w < W; w++) {
-          Sum before = running;
-          running += value(held[u], w);
-          reinterpret_cast<Item*>(&out)[REVERSE ? W - 1 - w : w] = narrow(EXCLUSIVE ? before : running);
-        }
-        *reinterpret_cast<Access*>(to + place(at)) = out;
-      }
-      held[u] = next[u];
-    }
+    for (int u = 0; u < U; u++) held[u] = next[u];
     carry += all;
   }
 }
@@ -270,20 +280,13 @@ def constants_of(spec: ScanSpec, params: GpuScanParams) -> str:
         extent=sizes.extent,
         inner=sizes.inner,
         part=params.part(sizes),
-        reverse=str(spec.is_reverse).lower(),
-        exclusive=str(spec.is_exclusive).lower(),
+        reverse=spec.is_reverse,
+        exclusive=spec.is_exclusive,
         item=cuda_type(spec.dtype),
         sum=cuda_type(spec.accum),
         access=access_type(width * dtype_bytes(spec.dtype)),
     )
     return constants + widened(spec.dtype, spec.accum)
-
-
-def filled(text: str, **values: object) -> str:
-    """Return a text with values in the places of their names."""
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
 
 
 def smem_sums(sizes: ScanSizes) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kerneldecl.analysis.scatter import GpuScatterRowsParams
 from kerneldecl.compiler.scatter import ScatterSpec
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
 
 _CONSTANTS = """
@@ -191,25 +192,22 @@ __device__ __forceinline__ void add_up(const X* updates, const int* starts, cons
 def scatter_rows_source(spec: ScatterSpec, params: GpuScatterRowsParams) -> str:
     """Return the text of both kernels' work: `list_updates`, and `add_to` with a base, `add_up` without."""
     sizes = spec.sizes
-    values = {
-        "threads": params.threads,
-        "lanes": params.lanes,
-        "width": params.width,
-        "row_turns": params.rows,
-        "list_threads": params.list_threads,
-        "part_rows": params.part_rows,
-        "part_bits": max(1, (params.part_rows - 1).bit_length()),
-        "rows": sizes.rows,
-        "columns": sizes.columns,
-        "updates": sizes.updates,
-        "has_base": str(sizes.has_base).lower(),
-        "in_flight": params.in_flight(sizes),
-        "item": cuda_type(sizes.dtype),
-        "sum": cuda_type(spec.accum),
-        "index": cuda_type(sizes.index_dtype),
-        "access": access_type(params.width * dtype_bytes(sizes.dtype)),
-    }
-    text = _CONSTANTS + widened(sizes.dtype, spec.accum) + _LIST + _SUM
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(
+        _CONSTANTS + widened(sizes.dtype, spec.accum) + _LIST + _SUM,
+        threads=params.threads,
+        lanes=params.lanes,
+        width=params.width,
+        row_turns=params.rows,
+        list_threads=params.list_threads,
+        part_rows=params.part_rows,
+        part_bits=max(1, (params.part_rows - 1).bit_length()),
+        rows=sizes.rows,
+        columns=sizes.columns,
+        updates=sizes.updates,
+        has_base=sizes.has_base,
+        in_flight=params.in_flight(sizes),
+        item=cuda_type(sizes.dtype),
+        sum=cuda_type(spec.accum),
+        index=cuda_type(sizes.index_dtype),
+        access=access_type(params.width * dtype_bytes(sizes.dtype)),
+    )

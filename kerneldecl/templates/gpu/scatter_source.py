@@ -9,6 +9,7 @@ from __future__ import annotations
 from kerneldecl.analysis.scatter import GpuScatterParams
 from kerneldecl.compiler.scatter import ScatterSpec
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
 
 _CONSTANTS = """
@@ -85,21 +86,18 @@ __device__ __forceinline__ void add_up(const Index* indices, const X* updates, X
 def scatter_source(spec: ScatterSpec, params: GpuScatterParams) -> str:
     """Return the text of the kernel's work: function `add_to` with a base, `add_up` without."""
     sizes = spec.sizes
-    values = {
-        "threads": params.threads,
-        "lanes": params.lanes,
-        "width": params.width,
-        "tile_rows": params.tile_rows,
-        "rows": sizes.rows,
-        "columns": sizes.columns,
-        "updates": sizes.updates,
-        "has_base": str(sizes.has_base).lower(),
-        "item": cuda_type(sizes.dtype),
-        "sum": cuda_type(spec.accum),
-        "index": cuda_type(sizes.index_dtype),
-        "access": access_type(params.width * dtype_bytes(sizes.dtype)),
-    }
-    text = _CONSTANTS + widened(sizes.dtype, spec.accum) + _WORK
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(
+        _CONSTANTS + widened(sizes.dtype, spec.accum) + _WORK,
+        threads=params.threads,
+        lanes=params.lanes,
+        width=params.width,
+        tile_rows=params.tile_rows,
+        rows=sizes.rows,
+        columns=sizes.columns,
+        updates=sizes.updates,
+        has_base=sizes.has_base,
+        item=cuda_type(sizes.dtype),
+        sum=cuda_type(spec.accum),
+        index=cuda_type(sizes.index_dtype),
+        access=access_type(params.width * dtype_bytes(sizes.dtype)),
+    )

@@ -12,8 +12,10 @@ thread are compared in registers, those of a warp by shuffles, others through sh
 from __future__ import annotations
 
 from kerneldecl.analysis.row_sort import GpuSortParams
+from kerneldecl.arrays import is_float
 from kerneldecl.compiler.row_sort import TopSpec
-from kerneldecl.templates.gpu.cuda_types import cuda_type
+from kerneldecl.templates.gpu.cuda_text import filled
+from kerneldecl.templates.gpu.cuda_types import cuda_type, in_float32
 
 _CONSTANTS = """
 constexpr int T = {threads}, V = {items}, N = {extent}, K = {count};
@@ -129,25 +131,21 @@ __device__ __forceinline__ void sort(const X* x, X* values, Index* indices, Entr
   sort_row(reinterpret_cast<const Item*>(x), reinterpret_cast<Item*>(values), indices, shared, block, thread);
 }
 """
-_WIDE = {"float16": "__half2float(item)", "bfloat16": "__bfloat162float(item)", "float32": "item"}
 
 
 def sort_source(spec: TopSpec, params: GpuSortParams) -> str:
     """Return the text of the kernel's work, function `sort`."""
     sizes = spec.sizes
-    values = {
-        "threads": params.threads,
-        "items": params.items,
-        "extent": sizes.extent,
-        "count": sizes.results,
-        "largest": str(spec.is_largest_first).lower(),
-        "item": cuda_type(spec.dtype),
-        "index": cuda_type(spec.index_dtype),
-        "entry": {4: "unsigned", 8: "uint64_t"}[params.entry_bytes(sizes)],
-        "wide": _WIDE.get(spec.dtype, ""),
-        "bits": "__float_as_uint(x)" if spec.dtype == "float32" else "(unsigned)*reinterpret_cast<const unsigned short*>(&item)",
-    }
-    text = _CONSTANTS + (_FLOAT_WORD if spec.dtype in _WIDE else _INTEGER_WORD) + _WORK
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(
+        _CONSTANTS + (_FLOAT_WORD if is_float(spec.dtype) else _INTEGER_WORD) + _WORK,
+        threads=params.threads,
+        items=params.items,
+        extent=sizes.extent,
+        count=sizes.results,
+        largest=spec.is_largest_first,
+        item=cuda_type(spec.dtype),
+        index=cuda_type(spec.index_dtype),
+        entry={4: "unsigned", 8: "uint64_t"}[params.entry_bytes(sizes)],
+        wide=in_float32(spec.dtype, "item"),
+        bits="__float_as_uint(x)" if spec.dtype == "float32" else "(unsigned)*reinterpret_cast<const unsigned short*>(&item)",
+    )

@@ -13,9 +13,11 @@ among words and then among the places of those that equal it.
 from __future__ import annotations
 
 from kerneldecl.analysis.row_sort import GpuTopParams
+from kerneldecl.arrays import is_float
 from kerneldecl.compiler.row_sort import TopSpec
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type
+from kerneldecl.templates.gpu.cuda_text import filled
+from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, in_float32
 
 _CONSTANTS = """
 constexpr int T = {threads}, W = {width}, N = {extent}, K = {count}, E = {entries}, VECTORS = N / W;
@@ -177,27 +179,23 @@ __device__ __forceinline__ void top(const X* x, X* values, Index* indices, unsig
   top_of(reinterpret_cast<const Item*>(x), reinterpret_cast<Item*>(values), indices, smem, block, thread);
 }
 """
-_WIDE = {"float16": "__half2float(item)", "bfloat16": "__bfloat162float(item)", "float32": "item"}
 
 
 def top_source(spec: TopSpec, params: GpuTopParams) -> str:
     """Return the text of the kernel's work, function `top`."""
     sizes = spec.sizes
     width = params.width(sizes)
-    values = {
-        "threads": params.threads,
-        "width": width,
-        "extent": sizes.extent,
-        "count": sizes.results,
-        "entries": params.entries,
-        "kept": str(bool(params.kept)).lower(),
-        "largest": str(spec.is_largest_first).lower(),
-        "item": cuda_type(spec.dtype),
-        "index": cuda_type(spec.index_dtype),
-        "access": access_type(width * dtype_bytes(spec.dtype)),
-        "wide": _WIDE.get(spec.dtype, ""),
-    }
-    text = _CONSTANTS + (_FLOAT_WORD if spec.dtype in _WIDE else _INTEGER_WORD) + _WORK + _CALLED
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(
+        _CONSTANTS + (_FLOAT_WORD if is_float(spec.dtype) else _INTEGER_WORD) + _WORK + _CALLED,
+        threads=params.threads,
+        width=width,
+        extent=sizes.extent,
+        count=sizes.results,
+        entries=params.entries,
+        kept=bool(params.kept),
+        largest=spec.is_largest_first,
+        item=cuda_type(spec.dtype),
+        index=cuda_type(spec.index_dtype),
+        access=access_type(width * dtype_bytes(spec.dtype)),
+        wide=in_float32(spec.dtype, "item"),
+    )

@@ -61,10 +61,12 @@ def test_an_unknown_core_is_taken_for_any_of_its_machine(arm: Path) -> None:
         (0x6A, "avx2 avx512bw avx512_vnni", "icelake-server", (host.NO_SCATTER,)),
         (0x6A, "avx2 avx512bw", "x86-64-v4", (host.NO_SCATTER,)),
         (0xA7, "avx2 avx512bw avx512_vnni", "x86-64-v4", ("+avx512vnni", host.NO_SCATTER)),
+        (0x8F, "avx2 avx512bw avx512_vnni avx512_bf16", "sapphirerapids", (host.NO_SCATTER,)),
+        (0x8F, "avx2 avx512bw avx512_vnni", "x86-64-v4", ("+avx512vnni", host.NO_SCATTER)),
     ],
-    ids=["its kind has dot products of bytes", "a hypervisor hides them", "it is known by its level alone"],
+    ids=["its kind has those of bytes", "a hypervisor hides them", "it is known by its level alone", "of bfloat16 too", "those are hidden"],
 )
-def test_dot_products_of_bytes_are_in_the_target_where_the_cpu_shows_them(
+def test_dot_products_are_in_the_target_where_the_cpu_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: int, flags: str, processor: str, attributes: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "intel", "6.1", "#1", "x86_64")))

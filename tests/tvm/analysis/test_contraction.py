@@ -26,16 +26,19 @@ from support.prim_funcs import (
     tn,
     tt,
 )
+from support.repository import REPOSITORY
 from support.spaces import Space
 from support.thinned import at
 from tvm import te, topi
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
+from kerneldecl.compiler import canonical
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.store.local import LocalStore
 
@@ -168,6 +171,25 @@ def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
     assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_gemv_i4") == "used"
+
+
+UNEVEN = {"n": 4, "h": 9, "w": 9, "c": 64, "f": 32, "kh": 3, "kw": 3, "stride": 2, "padding": 1, "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "attrs", "words"),
+    [
+        ("conv2d_transpose", UNEVEN, " by mma.sync, not wgmma: its stride does not divide the sides of the result"),
+        ("conv2d_transpose", UNEVEN | {"extra": 1}, ""),
+        ("conv2d_transpose", UNEVEN | {"layout": "nchw"}, " by mma.sync, not wgmma: its channels are not last"),
+        ("conv2d", UNEVEN | {"c": 6}, " by mma.sync, not wgmma: its channels or filters are not multiples of 8"),
+        ("matmul", {"m": 64, "n": 64, "k": 64, "dtype": "float16"}, ""),
+    ],
+)
+def test_what_falls_back_to_mma_sync_is_told_so(rule: str, attrs: dict[str, Any], words: str) -> None:
+    space = iter_space(canonical.lower(load_rule(REPOSITORY, rule).of(REPOSITORY, attrs)))
+    assert tensor_cores(space, CUDA("h200").arch, "gpu_matmul_tc") == f"used{words}"
+    assert tensor_cores(space, CUDA("a100-80gb").arch, "gpu_matmul_tc") == "used"
 
 
 def operators() -> Iterator[tuple[str, list[int] | None, tuple[Any, ...]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,21 @@ from support.cpus import AVX2, AVX512, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
 
+from kerneldecl.analysis.cpu_features import has_bfloat16_dots
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import PIPELINE, target_of
 from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.hardware.host import detect
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_matmul_quantized as policy
 from kerneldecl.templates import cpu_matmul_quantized as template
+from kerneldecl.templates import cpu_matmul_quantized_bf16 as bf16_template
 
 ARCH = runnable(AVX2)
+ZNVER4 = replace(runnable(AVX512), tvm_target=(("kind", "llvm"), ("mcpu", "znver4"), ("num-cores", 2)))
+needs_bfloat16_dots = pytest.mark.skipif(not has_bfloat16_dots(detect()), reason="this CPU has no vdpbf16ps")
 SMALL: dict[str, Any] = {"m": 5, "n": 37, "k": 256}
 PARAMS = {"rows": 2, "tile_m": 3}
 MXFP4 = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
@@ -34,8 +40,8 @@ def rule_of(attrs: dict[str, Any]) -> Any:
     return rule
 
 
-def built(rule: Any, params: dict[str, Any], arch: Any = ARCH) -> Any:
-    mod = template.apply(canonical.lower(rule), params, arch)
+def built(rule: Any, params: dict[str, Any], arch: Any = ARCH, of: Any = template) -> Any:
+    mod = of.apply(canonical.lower(rule), params, arch)
     assert mod is not None
     return tvm.compile(mod, target=target_of(arch), tir_pipeline=PIPELINE)["main"]
 
@@ -107,3 +113,65 @@ def test_groups_of_no_whole_vectors_and_many_rows_are_left_to_others() -> None:
 @pytest.mark.parametrize("params", [{"rows": 0}, {"rows": 9}, {"tile_m": 0}, {"tile_m": 17}])
 def test_none_where_parameters_do_not_fit(params: dict[str, Any]) -> None:
     assert template.apply(canonical.lower(rule_of({})), PARAMS | params, ARCH) is None
+
+
+IN_BF16 = {"m": 5, "n": 37, "k": 256, "dtype": "bfloat16"}
+
+
+@needs_bfloat16_dots
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"m": 1},
+        {"m": 1, "n": 1, "scales": "column"},
+        {"m": 16, "zero_points": True, "epilogue": ("bias", "relu"), "out_dtype": "float32"},
+        {"scales": "tensor", "epilogue": ("add",)},
+        {"n": 64, "scales": "block", "group": 64},
+        MXFP4 | {"epilogue": ("bias",)},
+        {"m": 9, "weights": "int8", "zero_points": True},
+        {"m": 1, "weights": "int8", "scales": "column"},
+    ],
+    ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
+)
+def test_products_in_bfloat16_compute_the_reference(attrs: dict[str, Any]) -> None:
+    rule = rule_of(IN_BF16 | attrs)
+    inputs, (out,) = rule.inputs(np.random.default_rng(0)), rule.signature().outputs
+    proposals = [
+        each.candidate
+        for each in policy.propose(iter_space(canonical.lower(rule)), ZNVER4, 1000)
+        if each.candidate.template == "cpu_matmul_quantized_bf16"
+    ]
+    for each in (proposals[0], proposals[-1]):
+        got = aligned(poisoned(out))
+        built(rule, dict(each.params), ZNVER4, bf16_template)(*(tensor(aligned(array)) for array in inputs), tensor(got))
+        # What is multiplied is what the rule says: only the order of the sums differs.
+        assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance() / 2, each
+
+
+@needs_bfloat16_dots
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+def test_products_in_bfloat16_touch_nothing_outside_of_the_arguments(weights: str, at_end: bool) -> None:
+    rule = rule_of(IN_BF16 | {"weights": weights, "zero_points": True})
+    assert touched_outside(rule, built(rule, PARAMS, ZNVER4, bf16_template), at_end=at_end) == ""
+
+
+@pytest.mark.parametrize(
+    ("attrs", "arch"),
+    [
+        ({}, runnable(AVX512)),
+        ({"dtype": "float16"}, ZNVER4),
+        ({"dtype": "int8", "activation_scales": "token"}, ZNVER4),
+        ({"group": 16}, ZNVER4),
+        (NVFP4, ZNVER4),
+    ],
+)
+def test_what_is_not_multiplied_in_bfloat16(attrs: dict[str, Any], arch: Any) -> None:
+    mod = canonical.lower(rule_of(IN_BF16 | attrs))
+    assert bf16_template.apply(mod, PARAMS, arch) is None
+    assert {each.candidate.template for each in policy.propose(iter_space(mod), arch, 1000)} <= {"cpu_matmul_quantized"}
+
+
+def test_products_in_bfloat16_come_first() -> None:
+    first, *_ = policy.propose(iter_space(canonical.lower(rule_of({"m": 16, "n": 4096, "k": 4096, "dtype": "bfloat16"}))), ZNVER4, 1)
+    assert first.candidate.template == "cpu_matmul_quantized_bf16"
