@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from kerneldecl.analysis.scan import GpuScanColumnsParams, GpuScanParams
 from kerneldecl.compiler.scan import ScanSpec
-from kerneldecl.templates.gpu.scan_source import constants_of, filled
+from kerneldecl.templates.gpu.cuda_text import filled
+from kerneldecl.templates.gpu.scan_source import constants_of
 
 _WORK = """
 // Threads side by side; threads below one another, in all and in a warp; rows of a step.
