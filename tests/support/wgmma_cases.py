@@ -166,6 +166,14 @@ GEMMS: dict[str, Case] = {
     "float16 accumulators, swapped": ({"accum_dtype": "float16", "m": 21}, {**ONE, "swap_ab": 1, "block_n": 24}),
     "split-K of float16 accumulators": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split_k": 4, "block_n": 64}),
     "tfloat32": ({**TFLOAT32, "m": 300}, {}),
+    "tfloat32, odd columns, bias and residual": (
+        {"m": 150, "n": 139, "k": 69, "dtype": "float32", "precision": "tfloat32", "epilogue": ["bias", "add"]},
+        {"pack": 1, "block_n": 96},
+    ),
+    "float32 results, odd columns, two consumers": (
+        {"m": 300, "n": 131, "k": 96, "out_dtype": "float32"},
+        {"block_m": 128, "consumers": 2, "block_n": 64},
+    ),
     "tfloat32, nn": ({**TFLOAT32, "layout": "nn", "k": 100, "epilogue": ["bias", "relu"]}, {"block_n": 128}),
     "tfloat32, nn, A from registers": (
         {**TFLOAT32, "layout": "nn", "m": 70, "n": 300, "k": 100, "epilogue": ["bias", "relu"]},

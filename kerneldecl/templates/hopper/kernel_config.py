@@ -25,6 +25,7 @@ from kerneldecl.analysis.hopper_limits import (
     split_k_share,
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
+from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
 from kerneldecl.templates.hopper.epilogue import Epilogue
 from kerneldecl.templates.hopper.gather import FlatMemory
@@ -43,6 +44,8 @@ OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
 FEW_ACCUM_REGISTERS = 64
 """Accumulators up to which consumers that dequantise need no more registers than a thread has anyway, so that two CTAs share an SM."""
+LINE_BLOCKS = 4
+"""Blocks of 8 columns that a warp stores together, one row after the other: a line of 128 bytes."""
 A_FRAGMENT = 4
 """Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
@@ -74,6 +77,16 @@ class EpiloguePlan(NamedTuple):
     @property
     def stores_by_tma(self) -> bool:
         return self.epilogue.map is not None and self.buffers > 0
+
+    @property
+    def line_groups(self) -> int:
+        """Return how many groups of columns of an MMA tile are stored in lines although they do not go through shared memory.
+
+        Those of 32 bits that cannot be stored in pairs: each thread's own would be half of every second sector, and L2 takes a part of a
+        sector in no less time than a whole one.
+        """
+        is_split = self.epilogue.in_pairs or self.epilogue.is_swapped or dtype_bytes(self.epilogue.dtype) != 4
+        return 0 if is_split or self.buffers > 0 else self.accum.per_mma_tile // (4 * LINE_BLOCKS)
 
     @property
     def streams(self) -> bool:
