@@ -296,13 +296,11 @@ def _store_lines(context, mma_tile, at):
 
 @T.inline
 def _store_directly(context, mma_tile, at):
-    """Have each thread store its own results of an MMA tile; `at` is the tile's batch, row and column."""
+    """Have each thread store those results of an MMA tile that no line has; `at` is the tile's batch, row and column."""
     acc = T.meta_var(accumulators(context.plan, context.acc, mma_tile))
     batch, row, column = meta_vars(at)
     warp, lane = meta_vars(context.lanes)
     epilogue = T.meta_var(context.epilogue)
-    if context.plan.line_groups > 0:
-        _store_lines(context, mma_tile, at)
     first = T.meta_var(context.plan.line_groups * LINE_BLOCKS)
     for number in T.unroll(context.plan.accum.per_mma_tile // 4 - first):
         block = T.meta_var(first + number)
@@ -365,6 +363,8 @@ def store_tile(context, at):
     else:
         batch, row, column, _ = meta_vars(at)
         for s in T.unroll(context.plan.accum.mma_tiles):
+            if context.plan.line_groups > 0:
+                _store_lines(context, s, (batch, row + s * MMA_TILE_ROWS, column))
             _store_directly(context, s, (batch, row + s * MMA_TILE_ROWS, column))
 
 
