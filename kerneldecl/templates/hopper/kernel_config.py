@@ -46,6 +46,8 @@ FEW_ACCUM_REGISTERS = 64
 """Accumulators up to which consumers that dequantise need no more registers than a thread has anyway, so that two CTAs share an SM."""
 LINE_BLOCKS = 4
 """Blocks of 8 columns that a warp stores together, one row after the other: a line of 128 bytes."""
+SHORT_K_TILES = 4
+"""K-tiles of a GEMM at most whose tiles take longer to store than to multiply."""
 A_FRAGMENT = 4
 """Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
@@ -65,6 +67,8 @@ class EpiloguePlan(NamedTuple):
     aux_buffers: int
     """Chunks whose auxiliary operands threads hold; 2 is double buffering."""
     gate: Gate | None = None
+    is_short: bool = False
+    """Whether a tile has so few k-tiles that storing it takes longer."""
 
     @property
     def chunks(self) -> int:
@@ -83,10 +87,12 @@ class EpiloguePlan(NamedTuple):
         """Return how many groups of columns of an MMA tile are stored in lines although they do not go through shared memory.
 
         Those of 32 bits that cannot be stored in pairs: each thread's own would be half of every second sector, and L2 takes a part of a
-        sector in no less time than a whole one.
+        sector in no less time than a whole one. In pairs they make whole sectors, one for each row; there lines are stored where hardly
+        anything but stores takes time, and no auxiliary operand is loaded as threads hold results.
         """
-        is_split = self.epilogue.in_pairs or self.epilogue.is_swapped or dtype_bytes(self.epilogue.dtype) != 4
-        return 0 if is_split or self.buffers > 0 else self.accum.per_mma_tile // (4 * LINE_BLOCKS)
+        is_own = self.epilogue.is_swapped or dtype_bytes(self.epilogue.dtype) != 4 or self.buffers > 0
+        is_paired = self.epilogue.in_pairs and not (self.is_short and not self.epilogue.aux_dtypes)
+        return 0 if is_own or is_paired else self.accum.per_mma_tile // (4 * LINE_BLOCKS)
 
     @property
     def streams(self) -> bool:
@@ -344,7 +350,8 @@ class GemmKernel:
         held = epilogue.aux_registers(epilogue.chunk_accumulators)
         most = SETMAXNREG[self.params.consumers][1] or MAX_REGISTERS
         is_double = held and self.accum.registers + 2 * held + OTHER_REGISTERS <= most and self.epilogue_buffers > 0
-        return EpiloguePlan(epilogue, self.results, self.epilogue_buffers, aux_buffers=2 if is_double else 1, gate=self.gate)
+        is_short = self.k_tiles <= SHORT_K_TILES
+        return EpiloguePlan(epilogue, self.results, self.epilogue_buffers, 2 if is_double else 1, gate=self.gate, is_short=is_short)
 
     @property
     def can_store(self) -> bool:
