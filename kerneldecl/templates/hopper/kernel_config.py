@@ -323,6 +323,11 @@ class GemmKernel:
         return self.params.split_k, stores, self.params.consumers_per_tile * WARPGROUP_THREADS, self.registers_per_store
 
     @property
+    def reduces_in_stages(self) -> bool:
+        """Say whether the CTAs of a cluster send accumulators to where each other's stages were, once all of them have multiplied."""
+        return self.params.reduces_in_stages(self.accum_dtype, self.stage_bytes)
+
+    @property
     def streams_tile_operand(self) -> bool:
         """Say whether TMA loads a residual's tiles while k-tiles are multiplied: where a whole tile has room in shared memory."""
         return self.epilogue.tile_operand is not None and self.params.holds_whole_tiles(self.stage_bytes, self.accum_dtype)
