@@ -36,7 +36,7 @@ def store_total(kernel, total, place, at, lanes, is_whole=False):
     # Neighbours in a line are stored at once: L2 takes a part of a sector in no less time than more of it.
     in_pairs = T.meta_var(epilogue.via_smem and epilogue.in_pairs and not epilogue.is_swapped and int(total.shape[0]) % 2 == 0)
     size = T.meta_var(2 if in_pairs else 1)
-    packed = T.alloc_local([1], "uint32")
+    packed = T.meta_var(T.alloc_local([1], "uint32") if in_pairs else None)
     for v in T.unroll(int(total.shape[0]) // size):
         element = T.meta_var(place + v * size)
         x = T.meta_var(row + element // accum.per_mma_tile * MMA_TILE_ROWS + warp * 16 + element % 4 // 2 * 8 + lane // 4)

@@ -302,8 +302,7 @@ def _store_directly(context, mma_tile, at):
     warp, lane = meta_vars(context.lanes)
     epilogue = T.meta_var(context.epilogue)
     first = T.meta_var(context.plan.line_groups * LINE_BLOCKS)
-    for number in T.unroll(context.plan.accum.per_mma_tile // 4 - first):
-        block = T.meta_var(first + number)
+    for block in T.unroll(first, context.plan.accum.per_mma_tile // 4):
         for half in T.unroll(2):
             x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
             y = T.meta_var(column + block * 8 + (lane % 4) * 2)
