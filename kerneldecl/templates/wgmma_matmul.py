@@ -31,7 +31,8 @@ Parameters:
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (where k is not contiguous: block_n rounded up to 64), 8192 bytes for each
 consumer's epilogue buffer of 64 x 64 results of 16 bits (as many of 1, 2, 4 as fit and divide the tile), with split_k > 1
-block_m * block_n * 4 bytes (2 of float16 accumulators; none with a workspace), 1 KiB of barriers and alignment. CTAs of one consumer
+block_m * block_n * 4 bytes (2 of float16 accumulators; none with a workspace; in the stages' place where there is no room beside them,
+which the CTAs of a cluster wait for each other to leave), 1 KiB of barriers and alignment. CTAs of one consumer
 share an SM if it fits. A residual (an operand of the epilogue with the result's shape and dtype) is loaded by TMA while k-tiles are
 multiplied, where epilogue buffers for a whole tile fit, without split-K and stream-K; else threads load it chunk by chunk.
 The last rows of an operand that fill no tile are loaded alone where k is contiguous; wgmma multiplies what a stage holds in place of the

@@ -289,6 +289,9 @@ inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selectors)
   for (int at = 0; at < 4; at++) found |= unsigned(bytes >> (selectors >> 4 * at & 7) * 8 & 0xff) << 8 * at;
   return found;
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+  return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
+}
 inline unsigned __float_as_uint(float x) { return __float_as_int(x); }
 inline float __int_as_float(int x) {
   float value;

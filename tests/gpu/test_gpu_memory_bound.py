@@ -10,8 +10,8 @@ from support.gpu_kernels import Case, Checked, proposed
 pytestmark = pytest.mark.gpu
 
 POLICIES = proposed(
-    "gpu_gemv_i4", "gpu_gemv", "gpu_arg_reduce", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy", "gpu_rowwise", "gpu_reduce",
-    "gpu_flat_elementwise", "gpu_rotary", "gpu_elementwise", "gpu_fallback",
+    "gpu_gemv_i4", "gpu_gemv_unaligned", "gpu_gemv", "gpu_arg_reduce", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy",
+    "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_rotary", "gpu_elementwise", "gpu_fallback",
 )  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
@@ -74,6 +74,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),
     *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),
     *(("gemv", {"n": 160, "k": 1280, "layout": layout, "dtype": dtype}) for layout in "nt" for dtype in ("int8", "float16", "bfloat16")),
+    *(("gemv", {"n": 301, "k": k, "layout": layout, "dtype": d}) for layout in "nt" for k in (95, 3001) for d in ("float16", "bfloat16")),
     *(("gemv_i4", {"n": n, "k": k, "group": g, "dtype": "float16"}) for n, k, g in [(1, 32, 16), (33, 96, 6), (512, 4096, 128)]),
     *(("gemv_i4", {"n": n, "k": k, "dtype": "float16"}) for n, k in [(101, 2816), (4096, 11008), (16384, 16384)]),
     *(("gemv_i4", {"n": 40, "k": 1024, "group": group, "dtype": d}) for group in (16, 128) for d in ("bfloat16", "float32")),

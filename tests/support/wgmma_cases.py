@@ -94,6 +94,11 @@ GEMMS: dict[str, Case] = {
         {"block_n": 96, "pdl": 1},
     ),
     "odd k of e5m2": ({"dtype": "float8_e5m2", "out_dtype": "float16", "k": 201}, {"split_k": 2}),
+    "split-K in the stages' place": ({"m": 136, "n": 264, "k": 64 * 11}, {"split_k": 2, "block_n": 256, "stages": 4}),
+    "split-K in the stages' place, swapped": (
+        {"m": 200, "n": 300, "k": 64 * 13, "epilogue": ["bias"]},
+        {"block_n": 160, "split_k": 3, "stages": 4, "swap_ab": 1, "pdl": 1},
+    ),
     "split-K beyond k": ({"m": 70, "n": 100, "k": 64 * 5}, {"split_k": 4, "block_n": 64}),
     "cluster of two rows": ({"m": 520}, {"cluster_m": 2, "block_n": 128}),
     "cluster of two by two": ({"m": 520, "layout": "tn"}, {"cluster_m": 2, "cluster_n": 2, "block_n": 128}),
@@ -166,6 +171,14 @@ GEMMS: dict[str, Case] = {
     "float16 accumulators, swapped": ({"accum_dtype": "float16", "m": 21}, {**ONE, "swap_ab": 1, "block_n": 24}),
     "split-K of float16 accumulators": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split_k": 4, "block_n": 64}),
     "tfloat32": ({**TFLOAT32, "m": 300}, {}),
+    "tfloat32, odd columns, bias and residual": (
+        {"m": 150, "n": 139, "k": 69, "dtype": "float32", "precision": "tfloat32", "epilogue": ["bias", "add"]},
+        {"pack": 1, "block_n": 96},
+    ),
+    "float32 results, odd columns, two consumers": (
+        {"m": 300, "n": 131, "k": 96, "out_dtype": "float32"},
+        {"block_m": 128, "consumers": 2, "block_n": 64},
+    ),
     "tfloat32, nn": ({**TFLOAT32, "layout": "nn", "k": 100, "epilogue": ["bias", "relu"]}, {"block_n": 128}),
     "tfloat32, nn, A from registers": (
         {**TFLOAT32, "layout": "nn", "m": 70, "n": 300, "k": 100, "epilogue": ["bias", "relu"]},

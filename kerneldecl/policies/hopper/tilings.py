@@ -38,6 +38,9 @@ from kerneldecl.policies.hopper.operands import (
 EPILOGUE_ITEM_BYTES = 2
 """Bytes of results that go through shared memory: stmatrix stores elements of 16 bits."""
 STAGGERED_MIN_STAGES = 4
+ENOUGH_STAGE_BYTES = 128 << 10
+"""Bytes of stages from which on more of them hide no more latency: 110 bytes/ns, which an SM was seen to take from L2, in 0.9 us, and the
+stage that is multiplied. With less, split-K may reduce in the stages' place."""
 """Least stages of the staggered schedule, whose second consumer holds some of them longer."""
 FEWER_STAGES = (6, 4)
 """Stages to try besides the most that fit: fewer of them leave room for epilogue buffers and are filled earlier."""
@@ -139,10 +142,12 @@ class _TileWork(NamedTuple):
     """Least shared memory besides the stages; where more is free, the epilogue has more buffers."""
     max_stages: int
     """Most stages that fit shared memory and have a k-tile to hold."""
+    max_stages_beside: int
+    """The same beside what split-K reduces; with more, it does so in their place."""
 
     def smem_bytes(self, stages: int) -> int:
         """Return the least shared memory of a CTA."""
-        return stages * self.stage_bytes + self.other_smem_bytes
+        return stages * self.stage_bytes + (self.other_smem_bytes if stages <= self.max_stages_beside else RESERVED_SMEM_BYTES)
 
 
 def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Group | Estimate]]:
@@ -185,14 +190,21 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
     epilogue_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
-    fitting = model.fitting_stages(gpu.smem_per_block_optin_bytes, tiling.block_m, stored_columns, epilogue_bytes)
+    limit = gpu.smem_per_block_optin_bytes
+    beside = min(MAX_STAGES, grid.k_tiles + 1, model.fitting_stages(limit, tiling.block_m, stored_columns, epilogue_bytes))
+    in_place = min(MAX_STAGES, grid.k_tiles + 1, model.fitting_stages(limit, tiling.block_m, stored_columns, 0))
+    reduced_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, model.ACCUM_BYTES)
+    stage_bytes = model.stage_bytes(tiling.block_m, stored_columns)
+    is_starved = grid.cluster_split_k > 1 and beside * stage_bytes < ENOUGH_STAGE_BYTES
+    is_in_place = is_starved and in_place > beside and in_place * stage_bytes >= reduced_bytes
     return _TileWork(
         tiling=tiling,
         cost=model.tile_cost(gpu, gemm.a.dtype, grid, cta),
         accum_registers=tiling.thread_accumulators // accumulators_per_register(gemm.accum_dtype),
-        stage_bytes=model.stage_bytes(tiling.block_m, stored_columns),
+        stage_bytes=stage_bytes,
         other_smem_bytes=epilogue_bytes + RESERVED_SMEM_BYTES,
-        max_stages=min(MAX_STAGES, grid.k_tiles + 1, fitting),
+        max_stages=in_place if is_in_place else beside,
+        max_stages_beside=beside,
     )
 
 
@@ -257,6 +269,7 @@ def _by_stages(problem: Problem, work: _TileWork) -> Iterator[Estimate]:
     for stages in _stage_choices(problem, work):
         pipeline = _pipeline(problem, work, stages, is_divided=work.tiling.split_k > 1)
         secs = model.tiles_secs(problem.gpu, work.cost, pipeline)
+        secs += model.IN_PLACE_SECS if stages > work.max_stages_beside else 0.0
         for pdl in _pdl_choices(problem, work, stages):
             yield _estimate(problem, work, work.tiling._replace(stages=stages, pdl=pdl), pipeline, secs)
 
@@ -272,6 +285,7 @@ def _stage_choices(problem: Problem, work: _TileWork) -> list[int]:
         fewer = (most - 1, *FEWER_STAGES)
     if problem.loads_residual:
         fewer = (*fewer, _roomy_stages(problem, work))
+    fewer = (*fewer, work.max_stages_beside)
     # The second staggered consumer is behind by some stages, all of one tile.
     least, limit = (STAGGERED_MIN_STAGES, work.cost.grid.k_tiles) if staggered else (MIN_STAGES, work.cost.grid.k_tiles + 1)
     return [stages for stages in sorted({most, *fewer}) if least <= stages <= min(most, limit)]

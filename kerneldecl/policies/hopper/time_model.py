@@ -89,6 +89,8 @@ once, but neither 40 of 3, 24 of 5, 20 of 6 nor 16 of 7 (30 GEMMs, 2026-11)."""
 SPLIT_K_CTA_SECS = 1e-7
 """Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first: float8 17 x 272 x 9232 took 7.0, 4.6 and 3.9 us
 with 2, 4 and 8 (H200, 2026-11)."""
+IN_PLACE_SECS = 4e-7
+"""Seconds for which the CTAs of a split-K cluster wait for each other before they send accumulators to where stages were. Assumed."""
 SPLIT_K_BYTES_PER_CYCLE = 8.6
 """Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
 WORKSPACE_SECS = 1.5e-6

@@ -31,10 +31,15 @@ def cuda_type(dtype: str) -> str:
     return _TYPES[dtype]
 
 
+def narrowed(dtype: str) -> str:
+    """Return CUDA's expression of an element of a dtype of x, which is what it is computed in."""
+    return _NARROW.get(dtype, "x")
+
+
 def widened(dtype: str, accum: str) -> str:
     """Return functions `wide`, from an element to the dtype that it is computed in, and `narrow`, back."""
     item, sum_ = cuda_type(dtype), cuda_type(accum)
-    there, back = _WIDEN.get(dtype, "x"), _NARROW.get(dtype, "x")
+    there, back = _WIDEN.get(dtype, "x"), narrowed(dtype)
     return f"""
 __device__ __forceinline__ {sum_} wide({item} x) {{ return {there}; }}
 __device__ __forceinline__ {item} narrow({sum_} x) {{ return {back}; }}

@@ -91,6 +91,14 @@ def _store_stream_k(cta, context, workspace, scheduler, at):
 
 
 @T.inline
+def _send(cta, context):
+    """Have a consumer send its accumulators to the CTAs of its cluster, where these have stages once none of them multiplies any more."""
+    if cta.kernel.reduces_in_stages:
+        _cluster_sync()
+    send_partials(cta.kernel, context.acc, cta.smem.partials, cta.rank.split, cta.consumer_thread(cta.consumer))
+
+
+@T.inline
 def _process_tile(cta, consumer, context, workspace, scheduler):
     """Have a consumer multiply its part of a tile and store the results."""
     kernel = T.meta_var(cta.kernel)
@@ -106,7 +114,7 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     if kernel.params.workspace == 1:
         keep_partials(workspace, context.acc, (cta.first, cta.rank.split), consumer.index, cta.thread)
     elif kernel.params.split_k > 1:
-        send_partials(kernel, context.acc, cta.smem.partials, cta.rank.split, cta.consumer_thread(cta.consumer))
+        _send(cta, context)
     elif kernel.tail_k_tiles > 0:
         chunks = T.meta_var(context.plan.chunks)
         finish_first_mma_tile(consumer)
@@ -193,6 +201,16 @@ def _alloc_stages(pool: Any, stages: int, factor: Operand) -> Any:
     return pool.alloc((stages, elements), factor.dtype, align=TMA_SMEM_ALIGN_BYTES)
 
 
+def _alloc_partials(pool: Any, kernel: GemmKernel) -> Any:
+    """Allocate the shared memory to which the CTAs of a cluster send accumulators: beside the stages, or in their place."""
+    end = pool.offset
+    if kernel.reduces_in_stages:
+        pool.move_base_to(0)
+    partials = pool.alloc(kernel.split_k_shape, kernel.accum.register_dtype, align=128)
+    pool.move_base_to(max(end, pool.offset))
+    return partials
+
+
 @T.inline
 def _run(kernel, maps, ids, workspace):
     """Have a CTA take its tiles one after the other: the first warpgroup is the producer, the others are consumers."""
@@ -205,7 +223,7 @@ def _run(kernel, maps, ids, workspace):
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
     staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
     has_partials = T.meta_var(params.split_k > 1 and params.workspace == 0)
-    partials = pool.alloc(kernel.split_k_shape, kernel.accum.register_dtype, align=128) if has_partials else T.meta_var(None)
+    partials = _alloc_partials(pool, kernel) if has_partials else T.meta_var(None)
     full = TMABar(pool, params.stages)
     empty = MBarrier(pool, params.stages)
     order = MBarrier(pool, 2)
@@ -231,6 +249,10 @@ def _run(kernel, maps, ids, workspace):
     _wait_for_preceding(cta, (ids.warpgroup == 0) & (ids.warp == 0))
     if ids.warpgroup == 0:
         produce(cta)
+        if kernel.reduces_in_stages:
+            # All lanes arrive at once: the cluster meets again, and a lane that is late for this meeting must not count for that.
+            T.cuda.warp_sync()
+            _cluster_sync()
     else:
         _consume(cta, workspace)
     if params.cluster_ctas > 1:

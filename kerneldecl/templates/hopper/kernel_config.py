@@ -25,6 +25,7 @@ from kerneldecl.analysis.hopper_limits import (
     split_k_share,
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
+from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
 from kerneldecl.templates.hopper.epilogue import Epilogue
 from kerneldecl.templates.hopper.gather import FlatMemory
@@ -43,6 +44,10 @@ OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
 FEW_ACCUM_REGISTERS = 64
 """Accumulators up to which consumers that dequantise need no more registers than a thread has anyway, so that two CTAs share an SM."""
+LINE_BLOCKS = 4
+"""Blocks of 8 columns that a warp stores together, one row after the other: a line of 128 bytes."""
+SHORT_K_TILES = 4
+"""K-tiles of a GEMM at most whose tiles take longer to store than to multiply."""
 A_FRAGMENT = 4
 """Registers of a thread that hold its part of wgmma's operand A."""
 CLUSTERS_LOST = 11
@@ -62,6 +67,8 @@ class EpiloguePlan(NamedTuple):
     aux_buffers: int
     """Chunks whose auxiliary operands threads hold; 2 is double buffering."""
     gate: Gate | None = None
+    is_short: bool = False
+    """Whether a tile has so few k-tiles that storing it takes longer."""
 
     @property
     def chunks(self) -> int:
@@ -74,6 +81,18 @@ class EpiloguePlan(NamedTuple):
     @property
     def stores_by_tma(self) -> bool:
         return self.epilogue.map is not None and self.buffers > 0
+
+    @property
+    def line_groups(self) -> int:
+        """Return how many groups of columns of an MMA tile are stored in lines although they do not go through shared memory.
+
+        Those of 32 bits that cannot be stored in pairs: each thread's own would be half of every second sector, and L2 takes a part of a
+        sector in no less time than a whole one. In pairs they make whole sectors, one for each row; there lines are stored where hardly
+        anything but stores takes time, and no auxiliary operand is loaded as threads hold results.
+        """
+        is_own = self.epilogue.is_swapped or dtype_bytes(self.epilogue.dtype) != 4 or self.buffers > 0
+        is_paired = self.epilogue.in_pairs and not (self.is_short and not self.epilogue.aux_dtypes)
+        return 0 if is_own or is_paired else self.accum.per_mma_tile // (4 * LINE_BLOCKS)
 
     @property
     def streams(self) -> bool:
@@ -304,6 +323,11 @@ class GemmKernel:
         return self.params.split_k, stores, self.params.consumers_per_tile * WARPGROUP_THREADS, self.registers_per_store
 
     @property
+    def reduces_in_stages(self) -> bool:
+        """Say whether the CTAs of a cluster send accumulators to where each other's stages were, once all of them have multiplied."""
+        return self.params.reduces_in_stages(self.accum_dtype, self.stage_bytes)
+
+    @property
     def streams_tile_operand(self) -> bool:
         """Say whether TMA loads a residual's tiles while k-tiles are multiplied: where a whole tile has room in shared memory."""
         return self.epilogue.tile_operand is not None and self.params.holds_whole_tiles(self.stage_bytes, self.accum_dtype)
@@ -331,7 +355,8 @@ class GemmKernel:
         held = epilogue.aux_registers(epilogue.chunk_accumulators)
         most = SETMAXNREG[self.params.consumers][1] or MAX_REGISTERS
         is_double = held and self.accum.registers + 2 * held + OTHER_REGISTERS <= most and self.epilogue_buffers > 0
-        return EpiloguePlan(epilogue, self.results, self.epilogue_buffers, aux_buffers=2 if is_double else 1, gate=self.gate)
+        is_short = self.k_tiles <= SHORT_K_TILES
+        return EpiloguePlan(epilogue, self.results, self.epilogue_buffers, 2 if is_double else 1, gate=self.gate, is_short=is_short)
 
     @property
     def can_store(self) -> bool:

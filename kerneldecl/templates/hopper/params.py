@@ -104,8 +104,18 @@ class GemmParams(WgmmaParams):
             and self._tile_fits(dtype, accum_dtype)
             and self._schedule_fits(k_tiles)
             and self._split_fits(accum_dtype, k_tiles)
-            and self.stages * stage_bytes + self.split_k_smem_bytes(accum_dtype) + RESERVED_SMEM_BYTES <= MAX_CTA_SMEM_BYTES
+            and self._smem_fits(accum_dtype, stage_bytes)
         )
+
+    def reduces_in_stages(self, accum_dtype: str, stage_bytes: int) -> bool:
+        """Say whether split-K reduces accumulators where stages were, since there is no room beside them."""
+        reduced = self.split_k_smem_bytes(accum_dtype)
+        return reduced > 0 and self.stages * stage_bytes + reduced + RESERVED_SMEM_BYTES > MAX_CTA_SMEM_BYTES
+
+    def _smem_fits(self, accum_dtype: str, stage_bytes: int) -> bool:
+        stages, reduced = self.stages * stage_bytes, self.split_k_smem_bytes(accum_dtype)
+        used = max(stages, reduced) if self.reduces_in_stages(accum_dtype, stage_bytes) else stages + reduced
+        return used + RESERVED_SMEM_BYTES <= MAX_CTA_SMEM_BYTES
 
     def _are_in_range(self) -> bool:
         return (

@@ -33,12 +33,25 @@ def store_total(kernel, total, place, at, lanes, is_whole=False):
     epilogue, accum = T.meta_var((kernel.epilogue, kernel.accum))
     batch, row, column = meta_vars(at)
     warp, lane = meta_vars(lanes)
-    for v in T.unroll(int(total.shape[0])):
-        element = T.meta_var(place + v)
+    # Neighbours in a line are stored at once: L2 takes a part of a sector in no less time than more of it.
+    in_pairs = T.meta_var(epilogue.via_smem and epilogue.in_pairs and not epilogue.is_swapped and int(total.shape[0]) % 2 == 0)
+    size = T.meta_var(2 if in_pairs else 1)
+    packed = T.meta_var(T.alloc_local([1], "uint32") if in_pairs else None)
+    for v in T.unroll(int(total.shape[0]) // size):
+        element = T.meta_var(place + v * size)
         x = T.meta_var(row + element // accum.per_mma_tile * MMA_TILE_ROWS + warp * 16 + element % 4 // 2 * 8 + lane // 4)
         y = T.meta_var(column + element % accum.per_mma_tile // 4 * 8 + (lane % 4) * 2 + element % 2)
         if is_whole or epilogue.inside(x, y):
-            epilogue.buffer[tuple(epilogue.index(batch, x, y))] = epilogue.element(T.cast(total[v], accum.dtype), batch, x, y)
+            if in_pairs:
+                # Not by vectors of TIR: TVM's code would keep one that it has converted although its elements have changed.
+                T.ptx[f"cvt.rn.{'bf16' if epilogue.dtype == 'bfloat16' else 'f16'}x2.f32"](
+                    packed[0],
+                    epilogue.value_float32(T.cast(total[v * 2 + 1], accum.dtype), (batch, x, y + 1), epilogue.aux(batch, x, y + 1)),
+                    epilogue.value_float32(T.cast(total[v * 2], accum.dtype), (batch, x, y), epilogue.aux(batch, x, y)),
+                )
+                T.ptx["st.global.u32"](epilogue.buffer.ptr_to(epilogue.index(batch, x, y)), packed[0])
+            else:
+                epilogue.buffer[tuple(epilogue.index(batch, x, y))] = epilogue.element(T.cast(total[v], accum.dtype), batch, x, y)
 
 
 @T.inline

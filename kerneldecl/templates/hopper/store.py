@@ -13,12 +13,27 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
 from kerneldecl.templates.hopper.epilogue import Epilogue, meta_vars
-from kerneldecl.templates.hopper.kernel_config import EpiloguePlan
+from kerneldecl.templates.hopper.kernel_config import LINE_BLOCKS, EpiloguePlan
 from kerneldecl.templates.hopper.tma import LOAD
 
 TMA_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
 STMATRIX = "stmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
+EXCHANGE = "kd_exchange_rows"
+EXCHANGE_SOURCE = """
+template <class X>
+__device__ __forceinline__ void kd_exchange_by(int lane, int by, X& a, X& b) {
+  X got = __shfl_xor_sync(0xffffffffu, lane & by ? a : b, by);
+  if (lane & by) a = got; else b = got;
+}
+// Quads are rows: afterwards value i of a quad's thread is what the quad of row i had as the value of this quad's number.
+template <class X>
+__device__ __forceinline__ void kd_exchange_rows(int lane, X& a, X& b, X& c, X& d, X& e, X& f, X& g, X& h) {
+  kd_exchange_by(lane, 4, a, b); kd_exchange_by(lane, 4, c, d); kd_exchange_by(lane, 4, e, f); kd_exchange_by(lane, 4, g, h);
+  kd_exchange_by(lane, 8, a, c); kd_exchange_by(lane, 8, b, d); kd_exchange_by(lane, 8, e, g); kd_exchange_by(lane, 8, f, h);
+  kd_exchange_by(lane, 16, a, e); kd_exchange_by(lane, 16, b, f); kd_exchange_by(lane, 16, c, g); kd_exchange_by(lane, 16, d, h);
+}
+"""
 
 
 class TileOperandLoads(NamedTuple):
@@ -257,13 +272,37 @@ def _copy_out(epilogue, buffer, at, lanes):
 
 
 @T.inline
-def _store_directly(context, mma_tile, at):
-    """Have each thread store its own results of an MMA tile; `at` is the tile's batch, row and column."""
+def _store_lines(context, mma_tile, at):
+    """Have warps store results of an MMA tile, 32 columns of 8 rows at once: threads exchange them, so that a store is of one row."""
     acc = T.meta_var(accumulators(context.plan, context.acc, mma_tile))
     batch, row, column = meta_vars(at)
     warp, lane = meta_vars(context.lanes)
     epilogue = T.meta_var(context.epilogue)
-    for block in T.unroll(context.plan.accum.per_mma_tile // 4):
+    values = T.alloc_local((LINE_BLOCKS * 2,), epilogue.dtype)
+    for group in T.unroll(context.plan.line_groups):
+        for half in T.unroll(2):
+            for i in T.unroll(LINE_BLOCKS * 2):
+                block = T.meta_var(group * LINE_BLOCKS + i // 2)
+                x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
+                y = T.meta_var(column + block * 8 + (lane % 4) * 2 + i % 2)
+                values[i] = epilogue.element(acc[block * 4 + half * 2 + i % 2], batch, x, y)
+            T.cuda.func_call(EXCHANGE, lane, *[values[i] for i in range(LINE_BLOCKS * 2)], source_code=EXCHANGE_SOURCE)
+            for i in T.unroll(LINE_BLOCKS * 2):
+                x = T.meta_var(row + warp * 16 + half * 8 + i)
+                y = T.meta_var(column + group * (LINE_BLOCKS * 8) + lane // 8 * 8 + (lane % 4) * 2 + lane // 4 % 2)
+                if epilogue.inside(x, y):
+                    epilogue.buffer[tuple(epilogue.index(batch, x, y))] = values[i]
+
+
+@T.inline
+def _store_directly(context, mma_tile, at):
+    """Have each thread store those results of an MMA tile that no line has; `at` is the tile's batch, row and column."""
+    acc = T.meta_var(accumulators(context.plan, context.acc, mma_tile))
+    batch, row, column = meta_vars(at)
+    warp, lane = meta_vars(context.lanes)
+    epilogue = T.meta_var(context.epilogue)
+    first = T.meta_var(context.plan.line_groups * LINE_BLOCKS)
+    for block in T.unroll(first, context.plan.accum.per_mma_tile // 4):
         for half in T.unroll(2):
             x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
             y = T.meta_var(column + block * 8 + (lane % 4) * 2)
@@ -323,6 +362,8 @@ def store_tile(context, at):
     else:
         batch, row, column, _ = meta_vars(at)
         for s in T.unroll(context.plan.accum.mma_tiles):
+            if context.plan.line_groups > 0:
+                _store_lines(context, s, (batch, row + s * MMA_TILE_ROWS, column))
             _store_directly(context, s, (batch, row + s * MMA_TILE_ROWS, column))
 
 

@@ -274,6 +274,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_matmul_grouped",
         "gpu_matmul",
         "gpu_gemv_i4",
+        "gpu_gemv_unaligned",
         "wgmma_matmul_block_scaled",
         "gpu_matmul_quantized",
     }
