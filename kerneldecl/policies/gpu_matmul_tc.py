@@ -30,9 +30,12 @@ from kerneldecl.policies.gpu.gemm_tiles import (
 )
 from kerneldecl.policies.gpu.tensor_core_model import (
     BRANCHED_LOADS_IN_FLIGHT,
+    IMAGE_RESOLVED_COPIES,
     LOADS_IN_FLIGHT,
     MMA_LATENCY_CYCLES,
+    OVERLAPPED_ADDRESS_CYCLES,
     RESOLVED_COPIES,
+    RESOLVED_WAIT,
     ROUNDED_DOWN,
     STORED_BYTES_PER_CYCLE,
     SUSTAINED_CLOCK,
@@ -77,7 +80,7 @@ warps with many copies wait for that. Fitted, as the next two, to 510 tilings of
 UNEVEN_ROW_INSTRUCTIONS, UNEVEN_ROW_CYCLES = 20.0, 80.0
 """Instructions, and cycles of one warp, that each copy takes more where a row in shared memory is no power of 2, so that its index is
 divided."""
-UNEVEN_EPILOGUE_FACTOR = 2.5
+UNEVEN_EPILOGUE_FACTOR = 3.5
 """Ratio of the times to store tiles whose columns are no power of 2 and others."""
 SPLIT_K_LAUNCH_FRACTION = 0.7
 """Part of a launch's time that the kernel takes which adds up split-K's partial results, besides their bytes: its launch overlaps with the
@@ -366,7 +369,7 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
     address = waits = 0.0
     is_k_whole, is_k_one_axis = k % (tiling.block_k * tiling.split_k) == 0, len(gemm.k) == 1
     operands = ((tiling.block_m, m, gemm.m, gemm.a), (tiling.block_n, n, gemm.n, gemm.b))
-    for (extent, size, axes, operand), widest, resolved in zip(operands, setting.vectors, RESOLVED_COPIES, strict=True):
+    for (extent, size, axes, operand), widest in zip(operands, setting.vectors, strict=True):
         is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k
         vector = math.gcd(widest, max(1, elements // threads))
         vectors = elements / (vector if is_whole or item_bytes > 1 else math.gcd(vector, BOUNDED_INT8_VECTOR))
@@ -378,7 +381,11 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
         address += vectors / threads * (cycles + is_divided * UNEVEN_ROW_CYCLES)
         if widest * item_bytes < MIN_ASYNC_COPY_BYTES:
             copies = vectors / threads
-            waits += math.ceil(copies / LOADS_IN_FLIGHT) if copies <= resolved else copies / BRANCHED_LOADS_IN_FLIGHT
+            # Pixels that are all read once, in their order, are rows of a matrix.
+            has_windows = len(axes) > 1 and operand.size_bytes != size * k * item_bytes
+            most = IMAGE_RESOLVED_COPIES if has_windows else RESOLVED_COPIES
+            waits += RESOLVED_WAIT * math.ceil(copies / LOADS_IN_FLIGHT) if copies <= most else copies / BRANCHED_LOADS_IN_FLIGHT
+            address -= copies * OVERLAPPED_ADDRESS_CYCLES
     return _CopyCost(issue, address, waits)
 
 

@@ -96,6 +96,8 @@ def _columns(block: Block, column: int, gpu: Gpu, moved: int) -> Iterator[Timed]
         lines = points(block, "spatial") // (rows * channels) * strips
         computed = points(block) / rows * strips * strip
         accesses = loads / (strip * points(block, "reduce"))
+        # Where the last strip is not whole, each of its pixels is a branch that no load crosses.
+        turns = strip if rows % strip else 1
         for threads in _line_threads(channels, lines):
             work = Work(
                 blocks=lines * channels // threads,
@@ -106,7 +108,7 @@ def _columns(block: Block, column: int, gpu: Gpu, moved: int) -> Iterator[Timed]
                 dram_bytes=moved,
                 l2_bytes=moved * max(1.0, SECTOR_BYTES / (threads * element)),
                 moved_smem_bytes=max(element, LEAST_ACCESS) * computed * accesses,
-                rounds=rounds(loads * element),
+                rounds=max(turns, rounds(loads * element)),
             )
             yield {"threads": threads, "rows": 0, "width": 1, "column": strip}, (work,)
 

@@ -26,6 +26,7 @@ from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.epilogue_smem import epilogue_smem, epilogue_smem_bytes
 from kerneldecl.policies.hopper.operands import (
     are_tma_loadable,
     is_from_registers,
@@ -184,7 +185,7 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
-    epilogue_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
+    epilogue_bytes = epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
     fitting = model.fitting_stages(gpu.smem_per_block_optin_bytes, tiling.block_m, stored_columns, epilogue_bytes)
     return _TileWork(
         tiling=tiling,
@@ -291,7 +292,7 @@ def _pipeline(problem: Problem, work: _TileWork, stages: int, *, is_divided: boo
     """Return a pipeline with so many stages and as many epilogue buffers as there is room for; `is_divided` tiles have several CTAs."""
     gpu, tiling, used = problem.gpu, work.tiling, work.smem_bytes(stages)
     loads = ("threads" if is_divided else "tma") if problem.loads_residual else ""
-    smem = model.epilogue_smem(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators, loads=loads)
+    smem = epilogue_smem(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators, loads=loads)
     return model.Pipeline(stages, smem.buffers, _resident_ctas(gpu, work, used + smem.extra_bytes), residual_chunks=smem.residual_chunks)
 
 
