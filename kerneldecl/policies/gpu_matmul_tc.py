@@ -82,7 +82,7 @@ UNEVEN_ROW_INSTRUCTIONS, UNEVEN_ROW_CYCLES = 20.0, 80.0
 divided."""
 UNEVEN_EPILOGUE_FACTOR = 3.5
 """Ratio of the times to store tiles whose columns are no power of 2 and others."""
-SPLIT_K_LAUNCH_FRACTION = 0.7
+SPLIT_K_LAUNCH_FRACTION = 0.55
 """Part of a launch's time that the kernel takes which adds up split-K's partial results, besides their bytes: its launch overlaps with the
 kernel before. Fitted to 60 GEMMs and convolutions of 3 to 8 us, as all of them were predicted 1.2 times too slow (H200, 2026-11)."""
 WARP_COPY_BYTES = 512

@@ -65,8 +65,6 @@ BRANCH_CYCLES = 200.0
 whole 16 bytes with bounds. GEMVs of 72 to 7560 columns took 0.2 to 0.4 us more so (four operators, H200, 2026-11)."""
 UNPACK_FLOPS = 16.0
 """Operations that unpack and convert an element of 4 bits, as of the times of GEMVs with bfloat16 vectors (H200, 2026-11)."""
-SECOND_KERNEL_THREADS = 128
-"""Threads of a block of the kernel that combines chunks."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -215,10 +213,10 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
 
 
 def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
-    """Yield the work of a second kernel that combines chunks."""
+    """Yield the work of a second kernel in which a warp combines the chunks of one row."""
     if chunks > 1:
-        blocks = max(1, count * min(chunks, gpu.warp_size) // SECOND_KERNEL_THREADS)
-        yield Work(blocks=blocks, threads=SECOND_KERNEL_THREADS, l2_bytes=count * chunks * 4, rounds=1)
+        threads = min(chunks, gpu.warp_size)
+        yield Work(blocks=count, threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(-(-chunks // threads), 4))
 
 
 def _combining_columns(count: int, chunks: int) -> Iterator[Work]:
