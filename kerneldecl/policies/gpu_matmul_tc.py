@@ -74,9 +74,10 @@ OTHER_REGISTERS = 48
 COPY_INSTRUCTIONS, BOUNDED_COPY_INSTRUCTIONS = 6.0, 14.0
 """Instructions of one copy with its address, as nvcc emits them: of whole tiles of a matrix; and with bounds, or with the divisions that
 find a pixel in its image."""
-ADDRESS_CYCLES, BOUNDED_ADDRESS_CYCLES, IMAGE_ADDRESS_CYCLES = 10.0, 40.0, 80.0
-"""Cycles of one warp for each copy of whole tiles, of others, and of pixels: instructions of an address wait for one another, so that few
-warps with many copies wait for that. Fitted, as the next two, to 510 tilings of 60 GEMMs and convolutions (H200, 2026-11)."""
+ADDRESS_CYCLES, BOUNDED_ADDRESS_CYCLES, IMAGE_ADDRESS_CYCLES, PAST_IMAGES_CYCLES = 10.0, 40.0, 100.0, 20.0
+"""Cycles of one warp for each copy of whole tiles, of others, and of pixels, and what each of these takes more where tiles reach past the
+last pixel: instructions of an address wait for one another, so that few warps with many copies wait for that. Fitted, as the next two, to
+510 tilings of 60 GEMMs and convolutions (H200, 2026-11)."""
 UNEVEN_ROW_INSTRUCTIONS, UNEVEN_ROW_CYCLES = 20.0, 80.0
 """Instructions, and cycles of one warp, that each copy takes more where a row in shared memory is no power of 2, so that its index is
 divided."""
@@ -376,7 +377,8 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
         is_simple = is_whole and is_k_one_axis and len(axes) == 1
         is_divided = not operand.is_k_last and _is_uneven(extent)
         instructions = COPY_INSTRUCTIONS if is_simple else BOUNDED_COPY_INSTRUCTIONS
-        cycles = ADDRESS_CYCLES if is_simple else IMAGE_ADDRESS_CYCLES if len(axes) > 1 else BOUNDED_ADDRESS_CYCLES
+        image_cycles = IMAGE_ADDRESS_CYCLES + (PAST_IMAGES_CYCLES if size % extent else 0.0)
+        cycles = ADDRESS_CYCLES if is_simple else image_cycles if len(axes) > 1 else BOUNDED_ADDRESS_CYCLES
         issue += vectors / gpu.warp_size * (instructions + is_divided * UNEVEN_ROW_INSTRUCTIONS)
         address += vectors / threads * (cycles + is_divided * UNEVEN_ROW_CYCLES)
         if widest * item_bytes < MIN_ASYNC_COPY_BYTES:
