@@ -30,9 +30,12 @@ from kerneldecl.policies.gpu.gemm_tiles import (
 )
 from kerneldecl.policies.gpu.tensor_core_model import (
     BRANCHED_LOADS_IN_FLIGHT,
+    IMAGE_RESOLVED_COPIES,
     LOADS_IN_FLIGHT,
     MMA_LATENCY_CYCLES,
+    OVERLAPPED_ADDRESS_CYCLES,
     RESOLVED_COPIES,
+    RESOLVED_WAIT,
     ROUNDED_DOWN,
     STORED_BYTES_PER_CYCLE,
     SUSTAINED_CLOCK,
@@ -71,15 +74,16 @@ OTHER_REGISTERS = 48
 COPY_INSTRUCTIONS, BOUNDED_COPY_INSTRUCTIONS = 6.0, 14.0
 """Instructions of one copy with its address, as nvcc emits them: of whole tiles of a matrix; and with bounds, or with the divisions that
 find a pixel in its image."""
-ADDRESS_CYCLES, BOUNDED_ADDRESS_CYCLES, IMAGE_ADDRESS_CYCLES = 10.0, 40.0, 80.0
-"""Cycles of one warp for each copy of whole tiles, of others, and of pixels: instructions of an address wait for one another, so that few
-warps with many copies wait for that. Fitted, as the next two, to 510 tilings of 60 GEMMs and convolutions (H200, 2026-11)."""
+ADDRESS_CYCLES, BOUNDED_ADDRESS_CYCLES, IMAGE_ADDRESS_CYCLES, PAST_IMAGES_CYCLES = 10.0, 40.0, 100.0, 20.0
+"""Cycles of one warp for each copy of whole tiles, of others, and of pixels, and what each of these takes more where tiles reach past the
+last pixel: instructions of an address wait for one another, so that few warps with many copies wait for that. Fitted, as the next two, to
+510 tilings of 60 GEMMs and convolutions (H200, 2026-11)."""
 UNEVEN_ROW_INSTRUCTIONS, UNEVEN_ROW_CYCLES = 20.0, 80.0
 """Instructions, and cycles of one warp, that each copy takes more where a row in shared memory is no power of 2, so that its index is
 divided."""
-UNEVEN_EPILOGUE_FACTOR = 2.5
+UNEVEN_EPILOGUE_FACTOR = 3.5
 """Ratio of the times to store tiles whose columns are no power of 2 and others."""
-SPLIT_K_LAUNCH_FRACTION = 0.7
+SPLIT_K_LAUNCH_FRACTION = 0.55
 """Part of a launch's time that the kernel takes which adds up split-K's partial results, besides their bytes: its launch overlaps with the
 kernel before. Fitted to 60 GEMMs and convolutions of 3 to 8 us, as all of them were predicted 1.2 times too slow (H200, 2026-11)."""
 WARP_COPY_BYTES = 512
@@ -366,19 +370,24 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
     address = waits = 0.0
     is_k_whole, is_k_one_axis = k % (tiling.block_k * tiling.split_k) == 0, len(gemm.k) == 1
     operands = ((tiling.block_m, m, gemm.m, gemm.a), (tiling.block_n, n, gemm.n, gemm.b))
-    for (extent, size, axes, operand), widest, resolved in zip(operands, setting.vectors, RESOLVED_COPIES, strict=True):
+    for (extent, size, axes, operand), widest in zip(operands, setting.vectors, strict=True):
         is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k
         vector = math.gcd(widest, max(1, elements // threads))
         vectors = elements / (vector if is_whole or item_bytes > 1 else math.gcd(vector, BOUNDED_INT8_VECTOR))
         is_simple = is_whole and is_k_one_axis and len(axes) == 1
         is_divided = not operand.is_k_last and _is_uneven(extent)
         instructions = COPY_INSTRUCTIONS if is_simple else BOUNDED_COPY_INSTRUCTIONS
-        cycles = ADDRESS_CYCLES if is_simple else IMAGE_ADDRESS_CYCLES if len(axes) > 1 else BOUNDED_ADDRESS_CYCLES
+        image_cycles = IMAGE_ADDRESS_CYCLES + (PAST_IMAGES_CYCLES if size % extent else 0.0)
+        cycles = ADDRESS_CYCLES if is_simple else image_cycles if len(axes) > 1 else BOUNDED_ADDRESS_CYCLES
         issue += vectors / gpu.warp_size * (instructions + is_divided * UNEVEN_ROW_INSTRUCTIONS)
         address += vectors / threads * (cycles + is_divided * UNEVEN_ROW_CYCLES)
         if widest * item_bytes < MIN_ASYNC_COPY_BYTES:
             copies = vectors / threads
-            waits += math.ceil(copies / LOADS_IN_FLIGHT) if copies <= resolved else copies / BRANCHED_LOADS_IN_FLIGHT
+            # Pixels that are all read once, in their order, are rows of a matrix.
+            has_windows = len(axes) > 1 and operand.size_bytes != size * k * item_bytes
+            most = IMAGE_RESOLVED_COPIES if has_windows else RESOLVED_COPIES
+            waits += RESOLVED_WAIT * math.ceil(copies / LOADS_IN_FLIGHT) if copies <= most else copies / BRANCHED_LOADS_IN_FLIGHT
+            address -= copies * OVERLAPPED_ADDRESS_CYCLES
     return _CopyCost(issue, address, waits)
 
 

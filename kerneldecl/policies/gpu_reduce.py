@@ -17,6 +17,8 @@ from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtyp
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
     LINE_BYTES,
+    THREAD_BYTES,
+    THREAD_LOADS,
     WARP_CYCLES,
     Timed,
     Work,
@@ -24,7 +26,6 @@ from kerneldecl.policies.gpu.time_model import (
     in_flight_bytes,
     load_rounds,
     ranked,
-    rounds,
 )
 from kerneldecl.policies.shared.reduction import is_across, streamed_reduction
 from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, largest, moved_bytes, operand_bytes, points
@@ -53,8 +54,17 @@ long as those of four (global pool of 128 x 7 x 7 x 2048) and 3.3 times (2 x 37 
 ROLLED_SHARE = 0.1
 """Part of the latencies of a column by which they are more for each turn that could have been unrolled: GEMVs and sums of float32 took 1.2
 to 2.4 times as long without unrolling, sums of 16 bits less (nine operators, H200, 2026-11)."""
-SECOND_KERNEL_THREADS = 128
-"""Threads of a block of the kernel that combines chunks."""
+BOUNDED_LOAD_CYCLES = 250.0
+"""Cycles in which a thread that sums a column waits for each of its loads where bounds are tested turn by turn, so that no load crosses
+another: a latency of L2. Sums and GEMVs of 40 to 13441 rows took 0.1 to 0.4 us a load so, and all loads of one turn are one wait; fitted,
+as the next one, to 350 tilings of 19 operators (H200, 2026-11)."""
+COMBINED_CYCLES = 12.0
+"""Cycles of one thread for each partial result of a column that it adds up out of shared memory, one after the other."""
+BRANCH_CYCLES = 200.0
+"""Cycles that a thread waits more where the loads of a product's two operands are two branches: those of a single turn with bounds, or of
+whole 16 bytes with bounds. GEMVs of 72 to 7560 columns took 0.2 to 0.4 us more so (four operators, H200, 2026-11)."""
+UNPACK_FLOPS = 16.0
+"""Operations that unpack and convert an element of 4 bits, as of the times of GEMVs with bfloat16 vectors (H200, 2026-11)."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -135,10 +145,16 @@ def _rows(space: IterSpace, block: Block) -> _Rows:
         others_bytes=count * sum(row_bytes),
         lane_bytes=-(-max(row_bytes, default=0) // max(1, elements)),
         points=total,
-        flops=float(total * (block.flops_per_point + 1)),
+        flops=float(total * (block.flops_per_point + 1 + _unpack_flops(block, main))),
         moved_bytes=moved_bytes(space),
         l2_bytes=moved_bytes(space) + (count // own_rows - 1) * operand_bytes(main),
     )
+
+
+def _unpack_flops(block: Block, main: Access) -> float:
+    """Return the operations that unpack an element of 4 bits; products with float16 have instructions of their own."""
+    is_packed = main.dtype == "uint8" and len(block.reads) > 1
+    return UNPACK_FLOPS if is_packed and all(access.dtype != "float16" for access in block.reads) else 0.0
 
 
 @functools.cache
@@ -171,8 +187,10 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     is_even = vectors % (tiling.chunks * tiling.threads * min(tiling.unroll, steps)) == 0
     # What unrolled turns leave is a loop of its own: a sum of 9360 float16 by 512 threads, five loads each, took 2.9 us instead of 1.3.
     has_rest = int(not is_even and rows.operands == 1 and steps > tiling.unroll and steps % tiling.unroll > 0)
-    # Lanes without a vector in the last step wait for the others.
-    waste = steps * tiling.threads * tiling.chunks / vectors
+    # Lanes without a vector in the last step wait for the others; loads that bounds exclude of the last turn are issued, too.
+    slots = steps if is_even or steps <= tiling.unroll else -(-steps // tiling.unroll) * tiling.unroll
+    waste = slots * tiling.threads * tiling.chunks / vectors
+    branches = rows.operands * int(not is_even and rows.operands <= 2 and (steps == 1 or access_bytes == VECTOR_BYTES))
     return Work(
         blocks=rows.row_count // (tiling.rows * tiling.tile) * tiling.chunks,
         threads=tiling.threads * tiling.rows,
@@ -189,16 +207,16 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
         rounds=load_rounds(loads, access_bytes, 0 if is_even else -(-steps // tiling.unroll)) + has_rest,
         barriers=2 * tiling.tile if tiling.threads > gpu.warp_size else 0,
-        serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width,
+        serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width + branches * BRANCH_CYCLES,
         warp_cycles=WARP_CYCLES,
     )
 
 
 def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
-    """Yield the work of a second kernel that combines chunks."""
+    """Yield the work of a second kernel in which a warp combines the chunks of one row."""
     if chunks > 1:
-        blocks = max(1, count * min(chunks, gpu.warp_size) // SECOND_KERNEL_THREADS)
-        yield Work(blocks=blocks, threads=SECOND_KERNEL_THREADS, l2_bytes=count * chunks * 4, rounds=1)
+        threads = min(chunks, gpu.warp_size)
+        yield Work(blocks=count, threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(-(-chunks // threads), 4))
 
 
 def _combining_columns(count: int, chunks: int) -> Iterator[Work]:
@@ -243,6 +261,8 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             # As on rows, there are chunks where blocks are few.
             for chunks in _chunks(gpu, blocks, size, rows):
                 steps = -(-size // (chunks * rows))
+                # Padded columns are bounded where they are loaded alone, which lets loads cross.
+                has_bounds = size % (chunks * rows * unroll) > 0 and (vectors % side == 0 or not _is_padded(block))
                 waste = -(-steps // unroll) * unroll * rows * chunks / size * blocks * side / (others * vectors)
                 work = Work(
                     blocks=blocks * chunks,
@@ -252,13 +272,33 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                     flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
                     flops_per_s=gpu.simt_rate("float32"),
                     dram_bytes=moved * (1 + is_wide * WIDE_COLUMNS_COST),
-                    l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
-                    # Narrow loads are as many as are unrolled, which are fewer bytes than a thread could hold.
-                    rounds=-(-steps // unroll) if is_narrow else rounds(steps * width * element) * rolled,
+                    l2_bytes=moved * _touched_share(side * width * element),
+                    rounds=_column_rounds(steps, width * element) * rolled,
                     barriers=1 if rows > 1 else 0,
+                    serial_cycles=has_bounds * _column_waits(steps, unroll) + _combining_cycles(rows, width),
                 )
                 params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
                 yield params, (work, *_combining_columns(points(block, "spatial"), chunks))
+
+
+def _touched_share(piece_bytes: int) -> float:
+    """Return how many bytes the lines have that neighbouring threads read together, for each byte that they need."""
+    return (piece_bytes + LINE_BYTES - math.gcd(piece_bytes, LINE_BYTES)) / piece_bytes
+
+
+def _column_rounds(steps: int, access_bytes: int) -> float:
+    """Return how often a thread that sums a column waits for memory."""
+    return max(1.0, steps / THREAD_LOADS, steps * access_bytes / THREAD_BYTES)
+
+
+def _column_waits(steps: int, unroll: int) -> float:
+    """Return the cycles in which a thread waits for the loads of a column with bounds, which are resolved where they are one turn's."""
+    return steps * BOUNDED_LOAD_CYCLES if steps > unroll else 0.0
+
+
+def _combining_cycles(rows: int, width: int) -> float:
+    """Return the cycles in which threads add up what the threads of their columns have found; as many as columns, or one for several."""
+    return 0.0 if rows == 1 else COMBINED_CYCLES * width * (1 if width % rows == 0 else rows)
 
 
 def _is_padded(block: Block) -> bool:

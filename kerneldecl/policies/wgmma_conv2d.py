@@ -32,6 +32,7 @@ from kerneldecl.policies import wgmma_matmul
 from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, ImageReduction
+from kerneldecl.policies.hopper.epilogue_smem import epilogue_smem, epilogue_smem_bytes
 from kerneldecl.policies.hopper.operands import first_reason, smem_rows_unit, tma_lines
 from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import N_UNIT
@@ -259,7 +260,7 @@ def _stage_extents(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:
 def _epilogue_smem_bytes(problem: Problem, tiling: Tiling) -> int:
     out_bytes = dtype_bytes(problem.out_dtype)
     split_k = 1 if tiling.workspace else tiling.split_k
-    return model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, split_k, out_bytes)
+    return epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, split_k, out_bytes)
 
 
 def smem_bytes(problem: Problem, tiling: Tiling) -> int:
@@ -281,7 +282,7 @@ def _estimate(problem: Problem, tiling: Tiling) -> Estimate:
     cost = model.tile_cost(gpu, problem.gemm.a.dtype, _grid(problem, tiling), cta)
     free = gpu.smem_per_block_optin_bytes - smem_bytes(problem, tiling)
     loads = ("threads" if tiling.split_k > 1 else "tma") if problem.has_residual else ""
-    smem = model.epilogue_smem(free, tiling.consumers, tiling.thread_accumulators, loads=loads)
+    smem = epilogue_smem(free, tiling.consumers, tiling.thread_accumulators, loads=loads)
     pipeline = model.Pipeline(tiling.stages, smem.buffers, residual_chunks=smem.residual_chunks)
     secs = model.tiles_secs(gpu, cost, pipeline) * _scattered_factor(tiling.box)
     if tiling.cluster_m * tiling.cluster_n > 1:

@@ -26,6 +26,7 @@ from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.epilogue_smem import epilogue_smem_bytes
 from kerneldecl.policies.hopper.split_k import split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import N_UNIT
 from kerneldecl.policies.shared.traffic import moved_bytes
@@ -170,7 +171,7 @@ def _fits_registers(tiling: Tiling) -> bool:
 
 def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
     split_k, out_bytes = (1 if tiling.workspace else tiling.split_k), problem.out_bytes if tiling.split_k == 1 else 4
-    other = RESERVED_SMEM_BYTES + model.epilogue_smem_bytes(_accumulators(tiling), tiling.consumers, split_k, out_bytes)
+    other = RESERVED_SMEM_BYTES + epilogue_smem_bytes(_accumulators(tiling), tiling.consumers, split_k, out_bytes)
     return (gpu.smem_per_block_optin_bytes - other) // _stage_bytes(tiling)
 
 

@@ -24,6 +24,7 @@ from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_by
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.epilogue_smem import epilogue_smem_bytes
 from kerneldecl.policies.hopper.operands import why_no_wgmma
 from kerneldecl.policies.hopper.split_k import MIN_WORKSPACE_K_TILES, split_k_choices, workspace_choices
 from kerneldecl.policies.hopper.tile_widths import N_UNIT, block_n_choices
@@ -178,7 +179,7 @@ def _a_bytes(problem: Problem, tiling: Tiling) -> int:
 def _other_smem_bytes(problem: Problem, tiling: Tiling) -> int:
     split_k = 1 if tiling.workspace else tiling.split_k
     out_bytes = problem.out_bytes if tiling.split_k == 1 else 4
-    return RESERVED_SMEM_BYTES + model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, split_k, out_bytes)
+    return RESERVED_SMEM_BYTES + epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, split_k, out_bytes)
 
 
 def _resident_by_registers(tiling: Tiling, gpu: Gpu) -> int:

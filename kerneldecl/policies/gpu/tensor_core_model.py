@@ -22,21 +22,27 @@ SUSTAINED_CLOCK = 0.87
 """Fraction of the boost clock while tensor cores are busy: 1.7 of 1.98 GHz, in GEMMs of 4096 and 8192 on an H200."""
 TENSOR_CORE_OVERLAP = 4.0
 """Exponent of the p-norm of the times of SMs, L2 and DRAM, which overlap."""
-K_TILE_CYCLES = 90.0
-"""Cycles of a k-tile that no other block's work overlaps: two barriers, and the first fragments."""
+K_TILE_CYCLES = 160.0
+"""Cycles of a k-tile that no other block's work overlaps where a block's warps wait for one another: two barriers, and the first
+fragments."""
 LOAD_CYCLES = 900.0
 """Cycles from the issue of a copy out of L2 or DRAM to its arrival, while many are in flight."""
 DIVISION_CYCLES = 40.0
 """Cycles to compute a stage's index where the number of stages is no power of 2."""
 LATE = 0.15
 """Fraction of a copy's latency that a k-tile still waits although it was issued several k-tiles ago: all SMs issue at once."""
-LOADS_IN_FLIGHT, BRANCHED_LOADS_IN_FLIGHT = 16.0, 4.0
+LOADS_IN_FLIGHT, BRANCHED_LOADS_IN_FLIGHT = 16.0, 6.0
 """Copies through registers of one operand that a thread has in flight: where nvcc resolves their bounds, and where each is a branch that
 others do not cross. The latter took 110 (matrices) to 350 (images) cycles a copy: 110 tilings of ten operators (H200, 2026-11)."""
-RESOLVED_COPIES = (16, 32)
-"""Copies of A and of B up to which their bounds are resolved: GEMMs and convolutions with 4 to 192 copies (H200, 2026-11)."""
-SINGLE_WARP_SHARE = 0.3
-"""Fraction of K_TILE_CYCLES that a block of one warp takes, which waits for no other."""
+RESOLVED_COPIES, IMAGE_RESOLVED_COPIES = 32, 8
+"""Copies of an operand up to which their bounds are resolved: of a matrix's rows, and of pixels, each of which has the bounds of its image.
+GEMMs and convolutions with 4 to 192 copies (H200, 2026-11): where a window slides over odd channels, a copy took 20 to 30 cycles of a
+scheduler with 4 and 8 copies a thread, and 30 to 190 with more."""
+RESOLVED_WAIT = 0.5
+"""Part of a latency that copies through registers wait for where their bounds are resolved: other warps multiply meanwhile. Fitted, as
+the next one, to 240 tilings of 33 GEMMs and convolutions (H200, 2026-11)."""
+OVERLAPPED_ADDRESS_CYCLES = 40.0
+"""Cycles of a copy's address that pass while the copies through registers before it are in flight."""
 MMA_LATENCY_CYCLES = 35.0
 """Cycles from an mma.sync to the next one that adds to the same accumulators."""
 EDGE_CYCLES = 1300.0
@@ -120,7 +126,7 @@ def _round_cycles(grid: Grid, k_tile: KTile, resident: int, rounds: int = 1) -> 
     prefetched = grid.stages - 1
     arrival = LOAD_CYCLES / max(1, prefetched)
     division = 0.0 if grid.stages.bit_count() == 1 else DIVISION_CYCLES
-    barriers = K_TILE_CYCLES * (SINGLE_WARP_SHARE if grid.warps == 1 else 1.0)
+    barriers = 0.0 if grid.warps == 1 else K_TILE_CYCLES
     waited = barriers + division + LATE * arrival + k_tile.register_waits * LOAD_CYCLES
     chain = rounds * max(k_tile.chain_cycles, k_tile.address_cycles)
     cycles = max(max(busy, chain) + rounds * waited, resident * k_tile.copy_cycles)

@@ -26,6 +26,7 @@ from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.epilogue_smem import epilogue_smem, epilogue_smem_bytes
 from kerneldecl.policies.hopper.operands import (
     are_tma_loadable,
     is_from_registers,
@@ -189,11 +190,11 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
-    epilogue_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
+    epilogue_bytes = epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
     limit = gpu.smem_per_block_optin_bytes
     beside = min(MAX_STAGES, grid.k_tiles + 1, model.fitting_stages(limit, tiling.block_m, stored_columns, epilogue_bytes))
     in_place = min(MAX_STAGES, grid.k_tiles + 1, model.fitting_stages(limit, tiling.block_m, stored_columns, 0))
-    reduced_bytes = model.epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, model.ACCUM_BYTES)
+    reduced_bytes = epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, model.ACCUM_BYTES)
     stage_bytes = model.stage_bytes(tiling.block_m, stored_columns)
     is_starved = grid.cluster_split_k > 1 and beside * stage_bytes < ENOUGH_STAGE_BYTES
     is_in_place = is_starved and in_place > beside and in_place * stage_bytes >= reduced_bytes
@@ -305,7 +306,7 @@ def _pipeline(problem: Problem, work: _TileWork, stages: int, *, is_divided: boo
     """Return a pipeline with so many stages and as many epilogue buffers as there is room for; `is_divided` tiles have several CTAs."""
     gpu, tiling, used = problem.gpu, work.tiling, work.smem_bytes(stages)
     loads = ("threads" if is_divided else "tma") if problem.loads_residual else ""
-    smem = model.epilogue_smem(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators, loads=loads)
+    smem = epilogue_smem(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators, loads=loads)
     return model.Pipeline(stages, smem.buffers, _resident_ctas(gpu, work, used + smem.extra_bytes), residual_chunks=smem.residual_chunks)
 
 

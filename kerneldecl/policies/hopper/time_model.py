@@ -13,15 +13,11 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES
 from kerneldecl.analysis.hopper_limits import (
-    EPILOGUE_BUFFER_BYTES,
     K_TILE_BYTES,
     MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
     RESIDENT_OTHER_REGISTERS,
     WARPGROUP_THREADS,
-    epilogue_tile_bytes,
-    fitting_epilogue_buffers,
-    split_k_share,
 )
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SUSTAINED_CLOCK
@@ -63,8 +59,11 @@ L2_PARTITIONS = 2
 
 # Prologue, epilogue and clusters
 
-PROLOGUE_SECS = 3e-7
+PROLOGUE_SECS = 2e-7
 """Seconds before the first wgmma: barriers, the cluster's first synchronisation, the first stage from DRAM. Fitted."""
+CTA_START_SECS = 4e-9
+"""Seconds for each CTA that starts while others do: GEMMs of one wave took 0.2 to 0.5 us more with 130 narrow tiles than with 65 of twice
+the width (eight GEMMs of 24 to 744 k, H200, 2026-11). Fitted, as WORKSPACE_SECS, to 70 GEMMs and convolutions drawn at random."""
 STAGE_FILL_SECS = 2.2e-8
 """Seconds per stage to start the loads that fill the pipeline. Fitted."""
 EPILOGUE_BYTES_PER_CYCLE = 40.0
@@ -93,9 +92,9 @@ IN_PLACE_SECS = 4e-7
 """Seconds for which the CTAs of a split-K cluster wait for each other before they send accumulators to where stages were. Assumed."""
 SPLIT_K_BYTES_PER_CYCLE = 8.6
 """Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
-WORKSPACE_SECS = 1.5e-6
+WORKSPACE_SECS = 8e-7
 """Seconds from the last partial accumulators of split-K with a workspace to the last results, apart from a launch and the bytes: two
-passes through L2. Assumed; 53 kernels of six GEMMs took 0.8 to 2.0 of the prediction, median 1.08 (H200, 2026-11)."""
+passes through L2. Fitted."""
 STREAM_K_SECS = 5e-6
 """Seconds that stream-K takes once: the kernel that clears flags, and one more tile to begin and to end. Fitted, as the next two, to 16
 GEMMs of 512 to 8192 rows with 2 to 17 pieces per tile (H200, 2026-11)."""
@@ -111,6 +110,9 @@ PDL_LAUNCH_FRACTION = 0.5
 UNEVEN_PDL_FACTOR = 1.08
 """Ratio of times where PDL distributes CTAs unevenly: only some start early, or many pile up on a part of the SMs. Measured 1.0 to 1.2 for
 GEMMs of 8 to 128 rows (H200, 2026-11)."""
+UNALIGNED_COPY_FACTOR = 2.0
+"""Ratio of the times to copy operands whose rows are not aligned and others. Fitted, with the launch, which overlaps with the kernel
+before, to 37 GEMMs and convolutions of which operands are packed (H200, 2026-11)."""
 FULL_GPU_FRACTION = 0.9
 """Part of the SMs (or of all places for CTAs) that counts as all of them. Assumed."""
 
@@ -304,7 +306,8 @@ def _kernel_costs(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> tuple[f
 def tiles_secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline) -> float:
     """Return the time from the first CTA's start to the last one's end: the busiest SM decides, unless power, L2 or DRAM are slower."""
     ctas = min(pipeline.resident_ctas, cost.sm_tiles)
-    return _secs(gpu, cost, pipeline, ctas, -(-cost.sm_tiles // ctas))
+    started = min(cost.grid.tiles * cost.grid.split_k, ctas * gpu.sm_count)
+    return _secs(gpu, cost, pipeline, ctas, -(-cost.sm_tiles // ctas)) + started * CTA_START_SECS
 
 
 def least_secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline) -> float:
@@ -360,39 +363,10 @@ def launch_secs(gpu: Gpu, *, has_pdl: bool) -> float:
 
 def packing_secs(gpu: Gpu, size_bytes: float) -> float:
     """Return how long the kernel takes that copies operands of so many bytes: from DRAM, and to L2."""
-    return gpu.launch_secs + size_bytes * (1 / (gpu.dram_bytes_per_s * DRAM_SHARE) + 1 / gpu.l2_bytes_per_s)
+    moved = size_bytes * (1 / (gpu.dram_bytes_per_s * DRAM_SHARE) + 1 / gpu.l2_bytes_per_s)
+    return launch_secs(gpu, has_pdl=True) + UNALIGNED_COPY_FACTOR * moved
 
 
 def fitting_stages(limit_bytes: int, rows: int, columns: int, epilogue_bytes: int) -> int:
     """Return how many stages shared memory holds besides the epilogue's bytes."""
     return (limit_bytes - RESERVED_SMEM_BYTES - epilogue_bytes) // stage_bytes(rows, columns)
-
-
-def epilogue_smem_bytes(thread_accumulators: int, consumers: int, split_k: int, out_bytes: int) -> int:
-    """Return the least shared memory of a CTA's epilogue: accumulators that split-K reduces, and a buffer for each consumer."""
-    reduced = consumers * WARPGROUP_THREADS * split_k * split_k_share(thread_accumulators, split_k) * ACCUM_BYTES
-    return (reduced if split_k > 1 else 0) + (consumers * EPILOGUE_BUFFER_BYTES if out_bytes == 2 else 0)
-
-
-class EpilogueSmem(NamedTuple):
-    """What of a tile's epilogue is in shared memory."""
-
-    buffers: int
-    """Buffers of 64 x 64 results of each consumer."""
-    extra_bytes: int
-    """Bytes besides one buffer for each consumer."""
-    residual_chunks: int
-    """Chunks whose residual threads load themselves."""
-
-
-def epilogue_smem(free_bytes: int, consumers: int, thread_accumulators: int, *, loads: str) -> EpilogueSmem:
-    """Return how a tile is stored where `free_bytes` are free besides one buffer for each consumer.
-
-    `loads` says how a residual comes: "tma" where TMA may load whole tiles of it, "threads" where it may not, "" without one.
-    """
-    chunks = max(1, thread_accumulators * WARPGROUP_THREADS // MMA_TILE_ROWS**2)
-    tile_bytes, one_each = consumers * epilogue_tile_bytes(thread_accumulators * WARPGROUP_THREADS), consumers * EPILOGUE_BUFFER_BYTES
-    if loads == "tma" and tile_bytes <= free_bytes + one_each:
-        return EpilogueSmem(chunks, max(0, tile_bytes - one_each), 0)
-    buffers = fitting_epilogue_buffers(chunks, consumers, free_bytes + one_each)
-    return EpilogueSmem(buffers, (max(1, buffers) - 1) * EPILOGUE_BUFFER_BYTES, chunks if loads else 0)

@@ -232,7 +232,8 @@ def test_a_second_kernel_costs_more_than_a_few_idle_sms() -> None:
 def test_narrow_gemms_have_small_tiles_of_one_warp(columns: int) -> None:
     """A kernel shorter than its launch waits for each load and multiplication in turn; several warps would wait for one another as well."""
     params = dict(gpu_matmul_tc.propose(matmul((512, columns, 512), "nt"), H200, 1)[0].candidate.params)
-    assert [params[name] for name in ("block_m", "block_n", "warps_m", "warps_n", "split_k")] == [16, 16, 1, 1, 1]
+    assert [params[name] for name in ("block_m", "warps_m", "warps_n", "split_k")] == [16, 1, 1, 1]
+    assert params["block_n"] in (16, 32)
 
 
 @pytest.mark.parametrize(("policy", "size"), every(2, [gpu_matmul_tc, gpu_matmul_simt], [(size,) for size in SIZES]))
