@@ -89,9 +89,13 @@ def meant_lines(source: bytes) -> list[tuple[int, list[str]]]:
 
 
 def _is_ambiguous(text: str) -> bool:
-    """Say whether a formatted string may hold quotes of its own kind, as Python 3.12 allows: it seems to end inside of a brace."""
+    """Say whether a formatted string may hold quotes of its own kind, as Python 3.12 allows: it seems to end inside of a brace.
+
+    A doubled brace stands for itself.
+    """
     strings = (token for line in _lines(text) for token in line.tokens if token[-1] in "'\"" and _FORMATTED.match(token))
-    return any(string.count("{") != string.count("}") for string in strings)
+    braces = (string.replace("{{", "").replace("}}", "") for string in strings)
+    return any(each.count("{") != each.count("}") for each in braces)
 
 
 @functools.lru_cache(maxsize=16)
