@@ -43,6 +43,7 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
         toolchain=session.workspace.inputs.toolchain,
         folder=folder,
         has_spares=not before,
+        tuners=session.workspace.inputs.tuners,
         variants=0 if before else session.variants.get(entry.entry, 0),
         is_again=session.is_wanted_again(entry.entry, entry.action("tune").key),
         ended_by=_ended_by(session),

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from kerneldecl.errors import TuningError
 from kerneldecl.model import SPECIALIZE, Proposal, Trial
-from kerneldecl.plugins.policy_order import is_tuner
 from kerneldecl.store.results import Group, groups_from_json
 from kerneldecl.tuning.earlier import is_by_machine
 from kerneldecl.tuning.loop import Round
@@ -22,7 +21,7 @@ REPLACED_MOST = 16
 
 def replaces(task: Task, group: Group) -> bool:
     """Say whether a group is the beginning of its policy's list: tuners list all they have at once, or search, and have no next."""
-    return task.has_spares and not group.searches and not is_tuner(task.root, group.policy)
+    return task.has_spares and not group.searches and group.policy not in task.tuners
 
 
 def next_of_the_list(task: Task, runner: Runner, part: Round, trials: Sequence[Trial]) -> tuple[Proposal, ...]:

@@ -126,6 +126,8 @@ class Task:
     """Whether finalists are timed under the protocols that do not choose them, too: a record holds all."""
     has_spares: bool = False
     """Whether its groups are their policies' own lists, so that a longer list has others for candidates that cannot be built."""
+    tuners: frozenset[str] = frozenset()
+    """Policies that list all they have at once, or search: they have no longer list."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
     """Archs that single candidates are built for instead: the same GPU with fewer features."""
     known: Mapping[Candidate, Trial] = field(default_factory=dict)
