@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from kerneldecl.analysis.unaligned_gemv import ADDING_WARPS, GemvParams, GemvSizes, block_columns
 from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import cuda_type, narrowed, widened
 
 _CONSTANTS = """
@@ -226,6 +227,4 @@ def unaligned_gemv_source(sizes: GemvSizes, params: GemvParams) -> str:
     }
     result = f"__device__ __forceinline__ Result result_of(float x) {{ return {narrowed(sizes.out_dtype)}; }}"
     text = _CONSTANTS + widened(sizes.dtype, "float32") + result + "\n" + _COMMON + (_COLUMNS if sizes.is_across else _ROWS)
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return filled(text, **values)
