@@ -63,7 +63,7 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         vectors = size // width
         if row_threads > threads or (row_threads >= 2 * vectors and row_threads > 1):
             continue
-        rows = largest_divisor(count, threads // row_threads)
+        rows = _block_rows(count, threads // row_threads)
         steps = -(-vectors // row_threads)
         is_kept = steps * width <= MAX_KEPT
         # A row that is not kept in registers is read again for each reduction, from L2.
@@ -77,7 +77,7 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         is_bounded = vectors % row_threads > 0 and width * element == VECTOR_BYTES and not weights
         bounded = BOUNDED_VECTOR_CYCLES * width if is_bounded else 0.0
         work = Work(
-            blocks=count // rows,
+            blocks=-(-count // rows),
             threads=row_threads * rows,
             regs_per_thread=OTHER_REGISTERS + (steps * (-(-width * element // 4) + width) if is_kept else 4 * width),
             flops=(INSTRUCTION_FLOPS * instructions + sum(points(block) * ACCESS_FLOPS / width for block in space.blocks)) * waste,
@@ -92,6 +92,15 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             warp_cycles=WARP_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)
+
+
+def _block_rows(count: int, most: int) -> int:
+    """Return how many of `count` rows a block has, at most `most`: a divisor, so that the last one is whole, if one is more than half.
+
+    A GPU starts a block of few threads no sooner than one of many.
+    """
+    whole, full = largest_divisor(count, most), min(count, most)
+    return whole if 2 * whole > full else full
 
 
 def _weights(space: IterSpace, size: int) -> int:

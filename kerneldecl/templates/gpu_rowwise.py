@@ -53,8 +53,6 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     if copy is not None:
         sch.compute_at(last.rv, nests[-1][2], preserve_unit_loops=True)
     row = sch.merge(*(nest[0] for nest in nests)) if len(nests) > 1 else nests[0][0]
-    if blocks.extent(sch, row) % rows:
-        return False
     grid, ty = sch.split(row, [None, rows])
     sch.bind(grid, "blockIdx.x")
     sch.bind(ty, "threadIdx.y")

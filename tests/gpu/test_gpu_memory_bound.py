@@ -30,6 +30,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("reduce", {"op": "mean", "shape": (6, 7, 10, 50), "axes": axes, "dtype": "float16"}) for axes in [(1, 3), (0, 2), (0, 1, 2, 3)]),
     *(("reduce", {"op": "sum", "shape": shape, "axes": (0,)}) for shape in [(65536, 8), (300, 1), (4096, 331)]),
     *(("softmax", {"shape": shape, "dtype": "float16"}) for shape in [(128, 10), (9, 67), (64, 1024), (1, 100), (3, 5, 10001)]),
+    ("softmax", {"shape": (16334, 5), "dtype": "bfloat16"}),
     *(
         ("softmax", {"shape": shape, "axis": axis})
         for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1), ((700, 5), 0), ((3, 5000, 2), 1)]
