@@ -307,15 +307,18 @@ def _keep_all(task: Task, trials: Sequence[Trial], store: Store) -> None:
     """Keep records of trials, side by side where there are several."""
     if len(trials) < 2:
         for trial in trials:
-            _keep(task, trial, store)
+            keep(task, trial, store)
         return
     with ThreadPoolExecutor(KEPT_AT_ONCE, "keep") as pool:
-        for _ in pool.map(lambda trial: _keep(task, trial, store), trials):
+        for _ in pool.map(lambda trial: keep(task, trial, store), trials):
             pass
 
 
-def _keep(task: Task, trial: Trial, store: Store) -> None:
-    # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
+def keep(task: Task, trial: Trial, store: Store) -> None:
+    """Keep what was measured of a candidate's code, with the verdict by the reference of now, in place of what was known of it.
+
+    A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
+    """
     if trial.error is None:
         return
     timings = {"timings": timings_to_json(trial.timings)} if trial.timings else {}

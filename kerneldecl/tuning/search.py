@@ -18,7 +18,7 @@ from kerneldecl.store.results import groups_from_json
 from kerneldecl.tuning.budget import Allowance
 from kerneldecl.tuning.earlier import is_by_machine, is_settled
 from kerneldecl.tuning.loop import Outcome, Round, Steps, ended, search, steps
-from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, known, measure, recall, verify
+from kerneldecl.tuning.measure import OF_THE_RULE, Preparation, final, keep, known, measure, recall, verify
 from kerneldecl.tuning.race import excluded, ranking
 from kerneldecl.tuning.replacements import next_of_the_list, replaces
 from kerneldecl.tuning.task import BUILD_SECS, SEARCH_SECS, OnProgress, Runner, Task, batches_of
@@ -152,6 +152,7 @@ def _with_verified_winner(task: Task, outcome: Outcome, runner: Runner, store: S
         winner, *others = outcome.trials
         _keep_libraries(task, [winner], runner)
         verdict = verify(task, winner, Preparation(task, runner, store), runner)
+        keep(task, verdict, store)  # else an edit of its template asks for a verdict again, of the same code
         outcome = outcome.with_trials(*ranking([verdict, *others]))
     return outcome
 

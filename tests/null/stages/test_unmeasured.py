@@ -322,6 +322,22 @@ def test_without_the_gpu_an_edited_reference_leaves_the_winner_and_says_so(measu
     assert _chosen(measured) == before
 
 
+def test_a_winner_that_was_verified_again_stays_so_where_its_template_is_edited_and_its_code_is_not(
+    measured: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rule in ("scale", "lookup"):
+        measured.edit(f"rules/{rule}.py", "return x * self.factor", "return self.factor * x")
+    with monkeypatch.context() as there:
+        _with_gpu(there)
+        assert not measured.build(require_measured=True).build.failures
+    before = _chosen(measured)
+    measured.edit("templates/unrolled.py", "def", "BY_HAND = True\ndef")
+    built = measured.build()
+    assert (built.counts["verify"], built.counts["sample"]) == (0, 0)
+    assert _chosen(measured) == before
+    assert [entry["verdict"]["verified"] for entry in _entries(measured)] == [True] * 3
+
+
 def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     _with_gpu(monkeypatch)
     built = gpus.build()
