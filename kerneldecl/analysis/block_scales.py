@@ -16,7 +16,7 @@ ptxas serialises wgmma where a set is in flight over a loop's end."""
 MAX_COLUMN_BLOCKS = 2
 """Blocks in which the columns of a tile may lie."""
 MAX_SCALED_REGISTERS = {1: 192, 2: 192, 3: 128}
-"""Registers per thread that may hold accumulators and products of k-tiles before they are scaled, by the number of consumer warpgroups."""
+"""Registers per thread that may hold accumulators and, before they are scaled, those of k-tiles, by the number of consumer warpgroups."""
 
 
 def column_blocks(block_n: int) -> int:
@@ -26,5 +26,5 @@ def column_blocks(block_n: int) -> int:
 
 
 def scaled_registers(accumulators: int, mma_tiles: int, partials: int) -> int:
-    """Return the registers of accumulators and of so many sets of products, each of one MMA tile."""
+    """Return the registers of accumulators and of so many sets of partial ones, each of one MMA tile."""
     return accumulators + partials * accumulators // mma_tiles

@@ -30,7 +30,7 @@ def byte_dots(arch: Arch) -> tuple[str, ...]:
 
 
 def has_bfloat16_dots(arch: Arch) -> bool:
-    """Say whether a target has vdpbf16ps for whole vectors: sums of products of pairs of bfloat16 in float32."""
+    """Say whether a target has vdpbf16ps for whole vectors: dot products of pairs of bfloat16, accumulated in float32."""
     target = dict(arch.tvm_target)
     attributes, processor = target.get("mattr", ()), target.get("mcpu", "")
     assert isinstance(attributes, tuple)

@@ -153,7 +153,7 @@ class WgmmaGroupedParams(NamedTuple):
         )
 
     def _scales_fit(self) -> bool:
-        """Say whether a tile has one scale of B for each k-tile, and registers hold a k-tile's products beside the accumulators.
+        """Say whether a tile has one scale of B for each k-tile, and registers hold a k-tile's partial accumulators beside them.
 
         Consumers that scale do not take turns.
         """

@@ -36,7 +36,7 @@ in halves, rounded. Two of them take the time of one product, which needs half o
 TABLE_CYCLES = 10.0
 """Cycles of the table of a group of a row of W, by counting instructions."""
 LOADS = 0.125
-"""Share of the loads that does not overlap with products in bfloat16: 3 x 8 rows take 2.9 ms, 2 x 8 3.4 (Zen 4, November 2026)."""
+"""Share of the loads that does not overlap with dot products in bfloat16: 3 x 8 rows take 2.9 ms, 2 x 8 3.4 (Zen 4, November 2026)."""
 BF16_CHAINS = 0.75
 """Share of the latency of a fused multiply-add that vdpbf16ps does not hide behind itself: it has six cycles, and tiles overlap."""
 

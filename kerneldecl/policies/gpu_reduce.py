@@ -152,7 +152,7 @@ def _rows(space: IterSpace, block: Block) -> _Rows:
 
 
 def _unpack_flops(block: Block, main: Access) -> float:
-    """Return the operations that unpack an element of 4 bits; products with float16 have instructions of their own."""
+    """Return the operations that unpack an element of 4 bits; multiplications by float16 have instructions of their own."""
     is_packed = main.dtype == "uint8" and len(block.reads) > 1
     return UNPACK_FLOPS if is_packed and all(access.dtype != "float16" for access in block.reads) else 0.0
 

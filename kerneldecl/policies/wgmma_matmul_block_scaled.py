@@ -57,9 +57,9 @@ SMEM_BYTES_PER_CYCLE = 128.0
 """Bytes that an SM's shared memory reads for wgmma or takes from TMA in a cycle. 56 kernels of four GEMMs took 0.92 to 1.3 of the
 predictions, in about their order; without what TMA writes the order was worse (H200, 2026-11)."""
 ADD_CYCLES = 80.0
-"""Cycles of a consumer to add 64 products of a thread to accumulators, scaled. Assumed, as the next two."""
+"""Cycles of a consumer to scale 64 partial accumulators of a thread and add them. Assumed, as the next two."""
 WAIT_CYCLES = 150.0
-"""Cycles from the last MMA's end until its products are read, and from there to the next one's start."""
+"""Cycles from the last MMA's end until its accumulators are read, and from there to the next one's start."""
 K_TILE_CYCLES = 80.0
 """Cycles of a consumer to wait for a k-tile's barrier."""
 UNEVEN_FACTOR = 1.1

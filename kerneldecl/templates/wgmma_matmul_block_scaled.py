@@ -8,7 +8,7 @@ Parameters, as of `wgmma_matmul`:
   block_n       columns of a tile: a multiple of 8, so that each tile's columns lie in at most two blocks: up to 128, or 136, 144, 160, 192
   consumers     1 to 3 consumer warpgroups of 128 threads
   stages        3 to 12 k-tiles of both operands in shared memory at once; a k-tile has 128 elements along k
-  partials      sets of registers for the products of 64 rows and a k-tile before they are scaled: 1, or 2 with 64 rows for each consumer
+  partials      sets of partial accumulators of 64 rows and a k-tile, before they are scaled: 1, or 2 with 64 rows for each consumer
   cluster_m     1, 2 or 4: CTAs of a cluster along m, which share tiles of B by TMA multicast
   cluster_n     1, 2 or 4: CTAs of a cluster along n, which share tiles of A; the two make at most 4
   raster_group  rows of tiles that are scheduled before the next column
@@ -18,7 +18,7 @@ Parameters, as of `wgmma_matmul`:
   kernel_schedule  "cooperative" (the default) or "staggered": the second of two consumers begins each tile some k-tiles later, so that
                 one stores results while the other multiplies; without split-K
 
-Accumulators and products take block_n / 2 registers of a thread for each 64 rows and each set: at most 192, or 128 with three consumers.
+Accumulators, whole and partial, take block_n / 2 registers of a thread for 64 rows and each set: at most 192, or 128 with three consumers.
 
 Shared memory: stages * ((block_m + block_n) * 128 + 4 * block_m) bytes, epilogue buffers and reductions as in `wgmma_matmul`. With two
 sets of registers k-tiles are scaled while the consumer's next one is multiplied, the rest while other consumers multiply.
@@ -49,7 +49,7 @@ FIXED: dict[str, Value] = {"swap_ab": 0, "stream_k": 0, "pack": 0}
 DEFAULTS: dict[str, Value] = {"kernel_schedule": "cooperative"}
 """Parameters that candidates did not always have."""
 MAX_PARTIALS = {1: 2, 2: 1}
-"""Sets of products at most, by the MMA tiles of a consumer."""
+"""Sets of partial accumulators at most, by the MMA tiles of a consumer."""
 SCALE_BYTES = 4
 SCALE_ALIGN = 4
 """Rows whose scales are 16 bytes, of which TMA takes multiples."""
@@ -94,7 +94,7 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, partials: int, arch:
 
 
 def _fits_registers(params: GemmParams, partials: int) -> bool:
-    """Say whether threads have registers for sets of products beside accumulators, and a tile's columns lie in few blocks."""
+    """Say whether threads have registers for sets of partial accumulators, and a tile's columns lie in few blocks."""
     if params.is_pingpong or params.consumers not in MAX_SCALED_REGISTERS or not 1 <= partials <= MAX_PARTIALS.get(params.mma_tiles, 0):
         return False
     registers = scaled_registers(params.accumulators, params.mma_tiles, partials)

@@ -22,7 +22,7 @@ from tvm.sym import Analyzer
 from tvm.tirx.script.builder.ir import prim_func
 
 from kerneldecl.analysis.cpu_params import CpuQuantizedParams
-from kerneldecl.templates.cpu.quantized_kernel import TASK_TILES, QuantizedGemm, summed
+from kerneldecl.templates.cpu.quantized_kernel import TASK_TILES, QuantizedGemm, Tiles, summed
 from kerneldecl.templates.cpu.splice import Element, Splice
 from kerneldecl.templates.cpu.vectors import elements, kept, load, loop, parallel, spread, store, variable
 
@@ -52,11 +52,9 @@ define linkonce_odr hidden <32 x i16> @{ROUND}(<16 x float> %high, <16 x float> 
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Tiles):
     """One kernel, while it is written."""
 
-    gemm: QuantizedGemm
-    params: CpuQuantizedParams
     splice: Splice
     strips: Any
     """A, pairs of bfloat16 as integers: [strips, k / STEP, tile_m, LANES]."""
@@ -65,18 +63,6 @@ class Kernel:
     value: Element
     """A weight of a column of C and a place along k, that reads the byte from `sums` of `codes`."""
     codes: Splice
-
-    @property
-    def tile_m(self) -> int:
-        return min(self.params.tile_m, self.gemm.m)
-
-    @property
-    def rows(self) -> int:
-        return min(self.params.rows, self.gemm.n)
-
-    def first_row(self, strip: Any) -> Any:
-        """Return the first row of a strip of A: the last one begins earlier, so that it is whole."""
-        return tirx.min(strip * self.tile_m, T.int64(self.gemm.m - self.tile_m))
 
 
 def build(gemm: QuantizedGemm, params: CpuQuantizedParams, a: int) -> tvm.IRModule:

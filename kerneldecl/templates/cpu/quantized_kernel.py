@@ -55,15 +55,11 @@ class QuantizedGemm:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel, while it is written."""
+class Tiles:
+    """Register tiles of a GEMM of few rows: some rows of A by some of W."""
 
     gemm: QuantizedGemm
     params: CpuQuantizedParams
-    lanes: int
-    splice: Splice
-    strips: Any
-    """A in float32, in the order in which tiles read it: [strips, steps, planes, tile_m, lanes]."""
 
     @property
     def tile_m(self) -> int:
@@ -76,6 +72,16 @@ class Kernel:
     def first_row(self, strip: Any) -> Any:
         """Return the first row of a strip of A: the last one begins earlier, so that it is whole."""
         return tirx.min(strip * self.tile_m, T.int64(self.gemm.m - self.tile_m))
+
+
+@dataclass(frozen=True)
+class Kernel(Tiles):
+    """One kernel, while it is written."""
+
+    lanes: int
+    splice: Splice
+    strips: Any
+    """A in float32, in the order in which tiles read it: [strips, steps, planes, tile_m, lanes]."""
 
 
 def build(gemm: QuantizedGemm, params: CpuQuantizedParams, lanes: int) -> tvm.IRModule:

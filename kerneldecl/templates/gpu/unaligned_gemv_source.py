@@ -93,7 +93,7 @@ __device__ __forceinline__ void rows(const X* given, const X* vector, Y* result,
       for (int i = 0; i < TILE; i++) {
         if (is_edge) {
           if (ELEMENTS % W && begin[i] + v == VECTORS) held[u][i] = last_of(matrix);
-          // The neighbouring rows' elements may be no numbers.
+          // The neighbouring rows' elements may be NaN.
           #pragma unroll
           for (int w = 0; w < W; w++) {
             const int k = v * W - shift + w;

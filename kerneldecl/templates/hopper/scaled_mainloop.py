@@ -100,7 +100,7 @@ def _multiply(consumer, scaling, set_number, mma_tile, i):
 
 @T.inline
 def _add(consumer, scaling, set_number, mma_tile, left):
-    """Wait until so many MMA tiles are being multiplied, give the stage back after its last one, and add the set's products, scaled."""
+    """Wait until so many MMA tiles are being multiplied, give the stage back after its last one, and add the set's accumulators, scaled."""
     acc, partials, count = T.meta_var((consumer.acc, consumer.partials, consumer.kernel.accum.per_mma_tile))
     T.ptx.wgmma.wait_group.sync.aligned(left)
     fence(partials, set_number * count, (set_number + 1) * count)

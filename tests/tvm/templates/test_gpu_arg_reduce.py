@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from emulation import emulate
 from support.compilers import needs_nvcc
+from support.own_candidates import apply_without_spills
 from support.repository import REPOSITORY
 from support.thinned import at
 
-from kerneldecl.compiler import canonical, cuda
+from kerneldecl.compiler import canonical
 from kerneldecl.compiler.arg_reduce import read_arg_reduce
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_arg_reduce as policy
 from kerneldecl.rule import Rule
-from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_arg_reduce as template
 
 H200 = load_arch(REPOSITORY, "h200")
@@ -86,13 +86,7 @@ def test_what_the_rule_lowers_to_is_recognised(axis: int) -> None:
 @pytest.mark.parametrize("shape", [(2048, 32000), (64, 128256)], ids=str)
 def test_candidates_apply_and_the_first_does_not_spill(shape: tuple[int, int], tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(op="argmax", shape=shape, dtype="float16"))
-    proposals = policy.propose(iter_space(mod), H200, 8)
-    assert {proposal.candidate.template for proposal in proposals} == {"gpu_arg_reduce", "gpu_rowwise"}
-    own = [dict(proposal.candidate.params) for proposal in proposals if proposal.candidate.template == "gpu_arg_reduce"]
-    kernels = [template.apply(mod, params, H200) for params in own]
-    assert all(kernels)
-    launches = cuda.compile_cuda_object(kernels[0], H200, "kernel", LocalStore(tmp_path)).launches
-    assert not any(launch.usage.spill_bytes + launch.usage.stack_bytes for launch in launches)
+    assert apply_without_spills(mod, template, policy, H200, 8, tmp_path) == {"gpu_arg_reduce", "gpu_rowwise"}
 
 
 @pytest.mark.parametrize(

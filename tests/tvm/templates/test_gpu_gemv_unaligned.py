@@ -1,4 +1,4 @@
-"""GEMVs of rows that are no whole vectors: right on the emulated GPU, beside elements that are no numbers, None for other functions."""
+"""GEMVs of rows that are no whole vectors: right on the emulated GPU, beside NaN, None for other functions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from emulation import emulate
 from support.compilers import needs_nvcc
+from support.own_candidates import apply_without_spills
 from support.repository import REPOSITORY
 from support.thinned import at
 
 from kerneldecl.analysis.unaligned_gemv import gemv_sizes_of
 from kerneldecl.arrays import Array
-from kerneldecl.compiler import canonical, cuda
+from kerneldecl.compiler import canonical
 from kerneldecl.compiler.gemv import read_gemv
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_gemv_unaligned as policy
 from kerneldecl.rule import Rule
-from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_gemv_unaligned as template
 
 H200 = load_arch(REPOSITORY, "h200")
@@ -93,13 +93,7 @@ SHAPES = [{"n": 8193, "k": 4097}, {"n": 8691, "k": 1017, "layout": "t"}, {"n": 7
 @pytest.mark.parametrize("attrs", at({0, 1}, SHAPES), ids=str)
 def test_candidates_apply_and_the_first_does_not_spill(attrs: dict[str, Any], tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(dtype="bfloat16", **attrs))
-    proposals = policy.propose(iter_space(mod), H200, 12)
-    assert {proposal.candidate.template for proposal in proposals} == {"gpu_gemv_unaligned", "gpu_gemv"}
-    own = [dict(proposal.candidate.params) for proposal in proposals if proposal.candidate.template == "gpu_gemv_unaligned"]
-    kernels = [template.apply(mod, params, H200) for params in own]
-    assert all(kernels)
-    launches = cuda.compile_cuda_object(kernels[0], H200, "kernel", LocalStore(tmp_path)).launches
-    assert not any(launch.usage.spill_bytes + launch.usage.stack_bytes for launch in launches)
+    assert apply_without_spills(mod, template, policy, H200, 12, tmp_path) == {"gpu_gemv_unaligned", "gpu_gemv"}
 
 
 @pytest.mark.parametrize(
