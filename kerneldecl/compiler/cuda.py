@@ -29,6 +29,7 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm_ffi import structural
 
 from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
+from kerneldecl.compiler.cuda_headers import headers_for
 from kerneldecl.compiler.passes.aligned_vectors import aligned_vectors
 from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
 from kerneldecl.compiler.passes.nan import carried, gives_nan, has_instruction, with_nan_in_cuda
@@ -310,7 +311,7 @@ def _cubin(source: str, arch: str, flags: tuple[str, ...], store: BlobStore) -> 
     content = store.read_blob(known.result["cubin"]) if isinstance(known, Record) else None
     if isinstance(known, Record) and isinstance(content, bytes):
         return Cubin(content, {name: Usage(**usage) for name, usage in known.result["usage"].items()})
-    cubin = nvcc.compile_cubin(source, arch, flags)
+    cubin = nvcc.compile_cubin(source, arch, flags, headers_for(arch, flags))
     usage = {name: dataclasses.asdict(usage) for name, usage in cubin.usage.items()}
     store.write("cubin", described, {"cubin": store.write_blob(cubin.content), "usage": usage}, is_local=True)
     return cubin

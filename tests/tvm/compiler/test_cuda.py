@@ -29,6 +29,7 @@ from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
+from kerneldecl.toolchain.declarations import Headers
 from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 ARCHS = Path(kerneldecl.__file__).parent / "archs"
@@ -268,9 +269,9 @@ def test_arithmetic_is_quick_where_results_are_rounded_to_16_bits(
     passed = []
     compile_cubin = nvcc.compile_cubin
 
-    def compiled(source: str, arch: str, flags: tuple[str, ...]) -> nvcc.Cubin:
+    def compiled(source: str, arch: str, flags: tuple[str, ...], headers: Headers | None) -> nvcc.Cubin:
         passed.append(flags)
-        return compile_cubin(source, arch, flags)
+        return compile_cubin(source, arch, flags, headers)
 
     monkeypatch.setattr(nvcc, "compile_cubin", compiled)
     compile_cuda_object(bound(addition(size=777, dtype=dtype)), H200, "kd_add", store)
