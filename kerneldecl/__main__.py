@@ -56,7 +56,10 @@ def _fresh_entries(arguments: list[str]) -> int | None:
         return None
     from kerneldecl.null_build.stamp import is_fresh
 
-    return is_fresh(os.path.abspath(root))
+    try:
+        return is_fresh(os.path.abspath(root))
+    except FileNotFoundError:  # the current folder is gone, which the command words
+        return None
 
 
 if __name__ == "__main__":

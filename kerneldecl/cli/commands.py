@@ -22,13 +22,11 @@ import click
 
 from kerneldecl.cli.options import Settings
 from kerneldecl.cli.streams import make_usable
-from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
+from kerneldecl.errors import ExitCode, KerneldeclError, ToolchainError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
 _OF_THE_MACHINE = frozenset(
     {
-        errno.ENOSPC,
-        errno.EDQUOT,
         errno.EROFS,
         errno.EACCES,
         errno.EPERM,
@@ -39,9 +37,9 @@ _OF_THE_MACHINE = frozenset(
         errno.ELOOP,
     }
 )
-"""Errors of files that say what the user has to mend: a full disk, a folder that may not be written to, a path that is too long."""
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Those of them that need no name: a write to an open file fails without one."""
+"""Errors of files that say what the user has to mend: a folder that may not be written to, a path that is too long."""
+_OF_NO_FILE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE})
+"""Those that need no name: a write to an open file fails without one, and so does what would open one too many."""
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 """A plan of ten thousand entries makes as many objects, and all stay: looking through them for garbage took a fifth of its time."""
 
@@ -87,7 +85,7 @@ def _reported(error: Exception) -> ExitCode:
         for line in str(error).split("\n"):
             _say(f"error: {line}")
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and (error.filename is not None or error.errno in _FULL):
+    if isinstance(error, OSError) and (error.errno in _OF_NO_FILE or (error.errno in _OF_THE_MACHINE and error.filename is not None)):
         what = "a file, or standard output," if error.filename is None else os.fsdecode(error.filename)
         _say(f"error: {what} cannot be read or written: {error.strerror}")
         _drop_output()
@@ -208,4 +206,8 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
     PATTERNS select entries: `qkv*`, `*@host`, `rule:matmul`, `tag:fast`; none selects all.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ToolchainError("the current folder is gone; change to another one") from None
     context.obj = Settings(folder.resolve(), quiet, verbosity, colour)

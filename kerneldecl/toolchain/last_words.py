@@ -10,8 +10,8 @@ import signal
 import subprocess
 
 SHORT_OF_ROOM = re.compile(
-    r"No space left on device|Disk quota exceeded|Too many open files|Resource temporarily unavailable|can't start new thread"
-    r"|could not (?:open|write to|close) (?:temporary )?response file"
+    r"No space left on device|Disk quota exceeded|File too large|could not (?:open|write to|close) (?:temporary )?response file"
+    r"|Too many open files|Resource temporarily unavailable|can't start new thread"
 )
 """How the C library, Python and g++ tell of a full disk, and of more files or processes than there may be."""
 

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or of another encoding, as a shell or a service manager may hand them over."""
+"""What a shell or a service may hand over: standard streams that are closed, full or of another encoding; a folder that is gone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
     found = Space(tmp_path_factory.mktemp("space") / "\u00e4").write(FAKES)
     assert found.command("build", runner=FakeRunner()).code == 0
     return found
+
+
+@pytest.mark.parametrize("arguments", [BUILT, OUT_OF_DATE], ids=["build", "plan"])
+def test_a_current_folder_that_is_gone_is_told(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = ["sh", "-c", f'cd {gone} && rmdir {gone} && exec "$@"', "sh", sys.executable, "-m", "kerneldecl", *arguments]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (10, "")
+    assert done.stderr == "error: the current folder is gone; change to another one\n"
 
 
 def ran(space: Space, redirection: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

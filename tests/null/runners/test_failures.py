@@ -33,6 +33,7 @@ from kerneldecl.runners.failures import is_by_machine
         "ToolchainError: linking 0a.so failed: g++: fatal error: could not close temporary response file /tmp/cc0a",
         "ValueError: nvcc: <built-in>: fatal error: when writing output to /tmp/x.ii: No space left on device",
         "RuntimeError: can't start new thread",
+        "OSError: [Errno 24] Too many open files: '/tmp/a.o'",
     ],
 )
 def test_what_the_machine_may_have_caused(failure: str) -> None:
