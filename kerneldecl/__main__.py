@@ -21,13 +21,23 @@ def main() -> int:
             signal.signal(signal.SIGINT, _end)  # an import may turn a KeyboardInterrupt into another error
     except KeyboardInterrupt:
         _end()
-    if entries is None:
-        from kerneldecl.cli.commands import run
+    if entries is not None and _is_told(entries):
+        return 0
+    from kerneldecl.cli.commands import run
 
-        return run()
-    if not any(option in sys.argv for option in _QUIET):
+    return run()
+
+
+def _is_told(entries: int) -> bool:
+    """Say that there is nothing to do, unless that is not wanted; return False where it cannot be written, which the command words."""
+    if any(option in sys.argv for option in _QUIET):
+        return True
+    try:
         sys.stdout.write(f"{entries} {'entry' if entries == 1 else 'entries'}: {entries} up to date\n")
-    return 0
+        sys.stdout.flush()
+    except (AttributeError, OSError):  # it is closed, or full
+        return False
+    return True
 
 
 def _end(*_: object) -> None:
@@ -46,7 +56,10 @@ def _fresh_entries(arguments: list[str]) -> int | None:
         return None
     from kerneldecl.null_build.stamp import is_fresh
 
-    return is_fresh(os.path.abspath(root))
+    try:
+        return is_fresh(os.path.abspath(root))
+    except FileNotFoundError:  # the current folder is gone, which the command words
+        return None
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
             archive.writestr(info, content)
         archive.close()
         file.flush()
+        os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())
 
 

@@ -77,7 +77,8 @@ def link(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         _write(linked, store, fresh, linker)
-        fresh.chmod(0o755)
+        for place in (fresh, *filter(Path.is_dir, fresh.rglob("*"))):
+            place.chmod(0o755)  # whoever gets the artifact can read it, whatever the builder's umask
         _swap(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

@@ -5,6 +5,7 @@ Knows nothing of how anything is done. Results go to standard output, progress a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import gc
@@ -20,13 +21,12 @@ from pathlib import Path
 import click
 
 from kerneldecl.cli.options import Settings
-from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
+from kerneldecl.cli.streams import make_usable
+from kerneldecl.errors import ExitCode, KerneldeclError, ToolchainError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
 _OF_THE_MACHINE = frozenset(
     {
-        errno.ENOSPC,
-        errno.EDQUOT,
         errno.EROFS,
         errno.EACCES,
         errno.EPERM,
@@ -37,7 +37,9 @@ _OF_THE_MACHINE = frozenset(
         errno.ELOOP,
     }
 )
-"""Errors of files that say what the user has to mend: a full disk, a folder that may not be written to, a path that is too long."""
+"""Errors of files that say what the user has to mend: a folder that may not be written to, a path that is too long."""
+_OF_NO_FILE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE})
+"""Those that need no name: a write to an open file fails without one, and so does what would open one too many."""
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 """A plan of ten thousand entries makes as many objects, and all stay: looking through them for garbage took a fifth of its time."""
 
@@ -50,16 +52,23 @@ def run() -> int:
     # Looking for plug-ins of pydantic takes as long as importing it, and there are none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        return int(main.main(_shared_first(sys.argv[1:]), prog_name="kerneldecl", standalone_mode=False) or ExitCode.DONE)
+        return _ran(sys.argv[1:])
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _interrupted()
     except BrokenPipeError:
-        # The reader has closed the pipe (`kerneldecl plan | head`); nothing more can be flushed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader has closed the pipe (`kerneldecl plan | head`)
         return ExitCode.DONE
     except Exception as error:  # noqa: BLE001  what is no mistake of the user's is a bug, reported in one line with the traceback in a file
         # An interrupted import, or a descriptor that is being named, makes another error of it.
         return _interrupted() if interrupts else _reported(error)
+
+
+def _ran(arguments: list[str]) -> int:
+    """Run a command and have all that it says written, while what goes wrong with that can still be told."""
+    make_usable()
+    code = int(main.main(_shared_first(arguments), prog_name="kerneldecl", standalone_mode=False) or ExitCode.DONE)
+    sys.stdout.flush()
+    return code
 
 
 def _interrupt(interrupts: list[int], number: int, _frame: object) -> None:
@@ -76,10 +85,18 @@ def _reported(error: Exception) -> ExitCode:
         for line in str(error).split("\n"):
             _say(f"error: {line}")
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and error.filename is not None:
-        _say(f"error: {os.fsdecode(error.filename)} cannot be read or written: {error.strerror}")
+    if isinstance(error, OSError) and (error.errno in _OF_NO_FILE or (error.errno in _OF_THE_MACHINE and error.filename is not None)):
+        what = "a file, or standard output," if error.filename is None else os.fsdecode(error.filename)
+        _say(f"error: {what} cannot be read or written: {error.strerror}")
+        _drop_output()
         return ExitCode.ENVIRONMENT
     return _internal_error()
+
+
+def _drop_output() -> None:
+    """Have what nobody could be given yet lead nowhere: it would be tried again, and fail again, when the process ends."""
+    with contextlib.suppress(OSError, ValueError):  # a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: click.ClickException) -> str:
@@ -98,11 +115,17 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _internal_error() -> ExitCode:
-    with tempfile.NamedTemporaryFile(
-        "w", dir=temporary_folder(), suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
-    ) as log:
-        log.write(traceback.format_exc())
-    _say(f"error: internal error: {traceback.format_exc().strip().splitlines()[-1]}; the traceback is in {log.name}")
+    text = traceback.format_exc()
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=temporary_folder(), suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as log:
+            log.write(text)
+        place = f"the traceback is in {log.name}"
+    except (OSError, KerneldeclError) as error:
+        _say(text)
+        place = f"the traceback is above, as no file could be written: {error}"
+    _say(f"error: internal error: {text.strip().splitlines()[-1]}; {place}")
     return ExitCode.INTERNAL
 
 
@@ -183,4 +206,8 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
     PATTERNS select entries: `qkv*`, `*@host`, `rule:matmul`, `tag:fast`; none selects all.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ToolchainError("the current folder is gone; change to another one") from None
     context.obj = Settings(folder.resolve(), quiet, verbosity, colour)

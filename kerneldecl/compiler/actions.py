@@ -39,6 +39,7 @@ from kerneldecl.store.keys import build_manifest, digest, key
 from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.store.protocol import BlobStore
+from kerneldecl.toolchain.companions import counted_with
 from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
@@ -102,7 +103,8 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     result = _scheduled(spec, mod, Candidate.from_json(candidate), parsed)
     if result is None:
         return {"failure": "the template gives no kernel of any number of rows" if "rows" in spec else "the template does not apply"}
-    scheduled, symbol = result.digest, symbol_of(spec["computation"])
+    symbol = symbol_of(spec["computation"])
+    scheduled = result.digest if result.schedule else counted_with(result.digest, result.mod["main"].script().encode())
     manifest = build_manifest(scheduled, symbol, parsed, toolchain, spec.get("names", ""))
     store = _store(spec)
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
@@ -139,14 +141,14 @@ def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: BlobStore) -> t
     """Return the object file, and the fields of a `Trial` that a build record holds."""
     if arch.kind == "cpu":
         content = cpu.compile_object(mod, arch, symbol)
-        return content, {"code_digest": digest(content), "code_bytes": len(content)}
+        return content, {"code_digest": counted_with(digest(content), content), "code_bytes": len(content)}
     compiled = cuda.compile_cuda_object(mod, arch, symbol, store)
     used = {
         "registers": max((launch.usage.registers for launch in compiled.launches), default=0),
         "smem_bytes": max((launch.usage.smem_bytes + launch.dynamic_smem_bytes for launch in compiled.launches), default=0),
         "spill_bytes": max((launch.usage.stack_bytes + launch.usage.spill_bytes for launch in compiled.launches), default=0),
     }
-    return compiled.content, {"code_digest": compiled.code, "code_bytes": len(compiled.content), **used}
+    return compiled.content, {"code_digest": counted_with(compiled.code, compiled.content), "code_bytes": len(compiled.content), **used}
 
 
 def specialize(spec: Spec, arch: Json) -> dict[str, Any]:

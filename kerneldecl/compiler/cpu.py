@@ -5,7 +5,9 @@ Knows nothing of rules, stores, measurements or processes.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,10 +173,18 @@ def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) 
             workload = database.commit_workload(form)
             args = meta_schedule.arg_info.ArgInfo.from_entry_func(form)
             database.commit_tuning_record(meta_schedule.database.TuningRecord(schedule.trace, workload, [1.0], target_of(arch), args))
-        workloads = (Path(folder) / "database_workload.json").read_text(encoding="utf-8").splitlines()
-        first = (Path(folder) / "database_tuning_record.json").read_text(encoding="utf-8").splitlines()[0]
+        workloads = _whole_lines(Path(folder) / "database_workload.json")
+        first = _whole_lines(Path(folder) / "database_tuning_record.json")[0]
     _, (trace, _, target, shapes) = json.loads(first)
     return DatabaseLines(tuple(dict.fromkeys(workloads)), trace, target, shapes)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Return the lines that TVM has written; raise OSError where it could not write all of them, which it does not look at."""
+    text = path.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    return text.splitlines()
 
 
 def normalized(func: Any) -> tvm.IRModule:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin_folders
 from kerneldecl.plugins.meaning import meaning, meaning_without
 from kerneldecl.store.keys import digest
+from kerneldecl.toolchain import companions
 
 Folders = tuple[Path, ...]
 
@@ -67,11 +68,12 @@ class Reading:
         self.has_learned = True
 
     def digest(self, file: Path, without: frozenset[str]) -> str:
-        """Return the digest of a file: of what it means where it is Python, without methods of these names, else of its bytes."""
+        """Return the digest of a file: of what it means where it is Python or C++, without methods of these names, else of its bytes."""
         if file.suffix == ".py":
             return self.told(file, without).without[" ".join(sorted(without))]
         if file not in self.keys:
-            self.keys[file] = digest(file.read_bytes())
+            content = file.read_bytes()
+            self.keys[file] = digest(companions.meant(content) if file.suffix in _CPP else content)
         return self.keys[file]
 
     def path(self, file: Path, root: Path) -> str:
@@ -85,13 +87,15 @@ _CHANGES_NOTHING = (
     *("serial", "signature", "store", "toolchain"),
 )
 """Rooms of the package that are not followed: values, messages and doors to the machine, which choose nothing."""
+_COMPANIONS = "toolchain.companions."
+_CPP = frozenset({".cpp", ".h"})
 
 
 def plugin_files(kind: Kind, root: Path, name: str, seen: Reading | None = None) -> tuple[Path, ...]:
     """Return a plug-in's file and all that it imports, transitively: its own first, the rest sorted.
 
     `seen` is what was read before. Followed are imports from the kind's folders, from the workspace, and of kerneldecl itself where they
-    can change an outcome.
+    can change an outcome; the name of a function that calls a vendor's library is followed to its C++ sources.
     """
     return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root, seen or Reading())
 
@@ -144,7 +148,7 @@ def _with_imports(first: Path, folders: Folders, root: Path, seen: Reading) -> t
             seen.imports[file, folders] = frozenset(_imported_files(file, folders, root, seen))
         imported = seen.imports[file, folders] - found
         found |= imported
-        waiting += sorted(imported)
+        waiting += sorted(each for each in imported if each.suffix == ".py")
     return (first, *sorted(found - {first}))
 
 
@@ -166,6 +170,8 @@ def _absolute(module: str, level: int, file: Path, folders: Folders) -> str:
 def _module_files(module: str, folders: Folders, root: Path, seen: Reading) -> Iterable[Path]:
     """Return the files of an absolute import: in the workspace, or of kerneldecl those that can change an outcome."""
     package, _, rest = module.partition(".")
+    if package == PACKAGE.name and rest.startswith(_COMPANIONS):
+        return companions.files_behind(getattr(companions, rest.removeprefix(_COMPANIONS), None))
     if package == PACKAGE.name:
         return _resolved(rest, (PACKAGE,), seen) if rest and rest.partition(".")[0] not in _CHANGES_NOTHING else ()
     return _resolved(module, (*folders, root), seen)

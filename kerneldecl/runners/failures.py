@@ -1,4 +1,4 @@
-"""Owns which failures of a request the machine may have caused: something else ended the process, or time or memory were short.
+"""Owns which failures of a request the machine may have caused: something else ended the process, or time, memory or room were short.
 
 Knows nothing of processes or candidates. Such a failure says nothing of what was asked for: it is tried again, and stands in no record.
 """
@@ -6,6 +6,8 @@ Knows nothing of processes or candidates. Such a failure says nothing of what wa
 from __future__ import annotations
 
 import re
+
+from kerneldecl.toolchain.last_words import SHORT_OF_ROOM
 
 OUT_OF_MEMORY = "out of memory"
 # Signals that a process draws upon itself; all others come from outside, such as from the kernel when memory is short.
@@ -20,7 +22,7 @@ _TOOL_KILLED = re.compile(rf"{_KILLED}|terminated with signal 9|Killed signal te
 def is_by_machine(failure: str) -> bool:
     """Say whether a failure, as an answer or a trial words it, may be the machine's."""
     is_killed = _BY_MACHINE.match(failure) is not None or _TOOL_KILLED.search(failure) is not None
-    return is_killed or is_short_of_memory(failure)
+    return is_killed or is_short_of_memory(failure) or SHORT_OF_ROOM.search(failure) is not None
 
 
 def is_short_of_memory(text: str) -> bool:

@@ -46,7 +46,7 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, d
     if winner is None:
         if not again:
             _make_way(session, entry)
-        session.fail(action, why_no_winner(outcome.trials), outcome.trials)
+        session.fail(action, why_no_winner(outcome.trials, task.groups), outcome.trials)
         return False
     before = known_of(session, entry)
     blobs = _blobs(session, task, winner, before)

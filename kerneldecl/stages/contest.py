@@ -93,7 +93,7 @@ def _found(contender: Contender, name: str, runner: Runner, folder: Path) -> Fou
         curve=tuple(curve.points),
     )
     if not outcome.policy:
-        return Found(replace(searched, failure=why_no_winner(outcome.trials)))
+        return Found(replace(searched, failure=why_no_winner(outcome.trials, task.groups)))
     winner = outcome.trials[0]
     session.report(Finished(f"{name} by {policy}", "tune", f"{winner.candidate} {duration(winner.run_secs)}"))
     return Found(

@@ -35,6 +35,9 @@ def write_whole(path: Path | str, content: bytes | str, *, durable: bool) -> Non
             os.fchmod(descriptor, 0o644)
             os.replace(part, path)  # noqa: PTH105  a build of a thousand entries writes ten thousand files
             has_name = True
+        except OSError as error:
+            error.filename = error.filename or str(path)  # a write that finds the disk full does not say of which file
+            raise
         finally:
             if not has_name:
                 with contextlib.suppress(FileNotFoundError):

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kerneldecl.model import Trial
+from kerneldecl.store.results import Group
 from kerneldecl.tuning.measure import OF_THE_RULE
 
 _SAME_ERROR = 1e-3
 """Share by which the errors of candidates differ that all compute the same."""
 
 
-def why_no_winner(trials: Sequence[Trial]) -> str:
-    """Return why a search without a winner has none, as a sentence."""
+def why_no_winner(trials: Sequence[Trial], groups: Sequence[Group] = ()) -> str:
+    """Return why a search without a winner has none, as a sentence; `groups` are what policies have proposed."""
+    if not trials and any(group.count for group in groups):
+        return "its budget was spent before a candidate was measured; give it more `seconds`, or none"
     if not trials:
         return "no policy proposes a candidate for it"
     reasons = sorted({trial.failure for trial in trials})

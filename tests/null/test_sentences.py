@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,6 +76,34 @@ def test_a_file_that_cannot_be_written_is_named(fakes: Space) -> None:
     assert done.err.startswith("error: ")
     assert "cache/record" in done.err
     assert "cannot be read or written" in done.err
+
+
+def test_a_full_disk_is_told_with_the_file_that_it_has_no_room_for(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write to a disk on which nothing can be kept: what fails is a write to an open file, which Python does not name."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    done = fakes.command("build", runner=FakeRunner())
+    assert (done.code, done.out) == (10, "")
+    assert done.err.startswith(f"error: {fakes.root}/cache/")
+    assert done.err.endswith(" cannot be read or written: No space left on device\n")
+    assert not list(fakes.root.rglob("*.part"))
+    monkeypatch.undo()
+    assert fakes.command("build", runner=FakeRunner()).code == 0
+
+
+def test_an_internal_error_is_told_where_no_file_can_be_written(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("kerneldecl.cli.commands.Settings", wrong)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    done = fakes.command("check")
+    assert done.code == 5
+    assert done.err.startswith("Traceback")
+    assert "error: internal error: ZeroDivisionError: a bug; the traceback is above, as no file could be written: " in done.err
 
 
 def test_a_plugin_that_fails_is_blamed_with_file_and_line(fakes: Space) -> None:

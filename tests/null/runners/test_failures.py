@@ -28,6 +28,12 @@ from kerneldecl.runners.failures import is_by_machine
         "InternalError: std::bad_alloc",
         "CudaError: cuMemAlloc fails with CUDA_ERROR_OUT_OF_MEMORY",
         "OSError: [Errno 12] Cannot allocate memory",
+        "OSError: [Errno 28] No space left on device: '/tmp/a.o'",
+        "ToolchainError: linking 0a.so failed: /usr/bin/ld: final link failed: No space left on device",
+        "ToolchainError: linking 0a.so failed: g++: fatal error: could not close temporary response file /tmp/cc0a",
+        "ValueError: nvcc: <built-in>: fatal error: when writing output to /tmp/x.ii: No space left on device",
+        "RuntimeError: can't start new thread",
+        "OSError: [Errno 24] Too many open files: '/tmp/a.o'",
     ],
 )
 def test_what_the_machine_may_have_caused(failure: str) -> None:

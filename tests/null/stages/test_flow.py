@@ -568,6 +568,12 @@ def test_one_failure_is_told_of_every_entry_that_shares_it(fakes: Space) -> None
     assert set(two_entries(fakes).build(keep_going=True).build.failures) == {"first@box", "second@box"}
 
 
+def test_a_budget_that_allows_no_candidate_is_a_failure_of_its_own(fakes: Space) -> None:
+    fakes.edit("workloads.toml", "n = 64", "n = 64\nbudget = { seconds = 1e-9 }")
+    found = fakes.build(keep_going=True).build.failures
+    assert found == {"large@box": "its budget was spent before a candidate was measured; give it more `seconds`, or none"}
+
+
 def test_a_policy_without_proposals_is_a_failure(fakes: Space) -> None:
     fakes.edit("policies/plain.py", "(1, 2, 4, 8)", "()")
     assert set(fakes.build(keep_going=True).build.failures.values()) == {"no policy proposes a candidate for it"}

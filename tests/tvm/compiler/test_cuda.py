@@ -283,6 +283,16 @@ GEMM_TILE = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_
 
 @pytest.mark.slow
 @needs_nvcc
+def test_a_comment_in_cuda_leaves_the_code_as_it_is() -> None:
+    """So a template whose CUDA has a comment reworded is compiled again, and keeps its measurements."""
+    source = cuda_source(bound(addition()), H200, "kd_x")
+    commented = source.replace(nvcc._KERNEL, f"// One.\n\n{nvcc._KERNEL}").replace("{\n", "{  // two\n")
+    assert commented.count("//") > source.count("//") + 1
+    assert nvcc.compile_cubin(commented, "sm_90").content == nvcc.compile_cubin(source, "sm_90").content
+
+
+@pytest.mark.slow
+@needs_nvcc
 def test_split_arrays_leave_the_code_as_it_is() -> None:
     a, b = (te.placeholder((512, 512), "float32", name=name) for name in "AB")
     k = te.reduce_axis((0, 512), name="k")

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from kerneldecl.arrays import relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library
-from kerneldecl.compiler import canonical, cpu, cuda
+from kerneldecl.compiler import actions, canonical, cpu, cuda
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.host import detect
 from kerneldecl.hardware.vendor_libraries import load_vendor_library
@@ -24,10 +24,13 @@ from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import library
 from kerneldecl.policies.shared.search_space import SearchSpace
 from kerneldecl.rule import Rule
+from kerneldecl.serial import to_json
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import library_attention, library_conv2d, library_matmul
 from kerneldecl.templates.hopper.read_conv import read_convolution
+from kerneldecl.toolchain import companions
 from kerneldecl.toolchain.linkers import LINKERS
+from kerneldecl.toolchain.versions import PINS
 
 VERSION = library.Options().openblas
 needs_openblas = pytest.mark.skipif(not load_vendor_library("libscipy_openblas.so"), reason="needs scipy-openblas32")
@@ -261,6 +264,33 @@ def test_a_gpu_kernel_that_only_calls_a_library_links_without_device_code(tmp_pa
     LINKERS["cuda"](tmp_path / "both.so", [tmp_path / "0.o", tmp_path / "1.o"])
     loaded = load_library(tmp_path / "both.so")
     assert all(loaded.implements_function(f"kd_{number}") for number in range(2))
+
+
+@pytest.mark.parametrize(("arch", "called"), [("x86-64-v3", "openblas"), ("h200", "cublaslt")])
+def test_what_a_call_is_linked_with_is_in_the_keys_of_what_is_measured_of_it(
+    arch: str, called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object stays as it is: it is linked with the source of now. Times and verdicts are of both."""
+    attrs = {"m": 32, "n": 64, "k": 16}
+    computation = canonical.module_digest(canonical.lower(rule_of("matmul", attrs)))
+    spec = {"root": str(STANDARD), "rule": "matmul", "attrs": attrs, "cache": str(tmp_path / "cache"), "computation": computation}
+    candidate = {"template": "library_matmul", "params": {"library": called, "version": "1", "algorithm": 0}}
+    for source in {file for name in companions.VENDOR_CALLS for file in companions.files_behind(name)}:
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    copies = {name: tuple(tmp_path / each.name for each in found) for name, found in companions.CALLS.items()}
+    monkeypatch.setattr(companions, "CALLS", copies)
+
+    def built() -> tuple[str, str, bytes]:
+        companions._source_digest.cache_clear()
+        found = actions.build(spec, candidate, to_json(load_arch(STANDARD, arch)), PINS, str(tmp_path), force=True)
+        companions._source_digest.cache_clear()
+        return found["schedule_digest"], found["code_digest"], (tmp_path / f"{found['code_digest']}.o").read_bytes()
+
+    before = built()
+    (tmp_path / "vendor.h").write_bytes((tmp_path / "vendor.h").read_bytes() + b"// Nothing that counts.\n")
+    assert built() == before
+    (tmp_path / "vendor.h").write_bytes((tmp_path / "vendor.h").read_bytes() + b"enum { kMore };\n")
+    assert [new == old for new, old in zip(built(), before, strict=True)] == [False, False, True]
 
 
 def test_attention_by_cudnn_links_and_says_what_is_missing_without_a_device(tmp_path: Path) -> None:
