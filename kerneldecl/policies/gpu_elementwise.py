@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES, WARP_LANES
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked
-from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, is_elementwise, moved_bytes, points
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, SHARED_BYTES, Timed, Work, access_widths, ranked
+from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, is_elementwise, moved_bytes, operand_bytes, points
 
 TEMPLATES = ("gpu_elementwise",)
 AUTO = {"cuda": 80}
@@ -26,6 +26,9 @@ UNROLL_COST = 0.006
 are the faster the fewer loads there are; why is not known."""
 OTHER_REGISTERS = 24
 """Registers of a thread besides its loads in flight."""
+BOUNDED_ROUND = 0.3
+"""Latencies of each unrolled turn beyond the first where bounds are tested: nvcc resolves most of them. Fitted to 300 candidates of 20
+functions of odd sizes (H200, 2026-11)."""
 BOUNDED_TURN_CYCLES = 75.0
 """Cycles of a thread for each vector of a transposed tile where tiles do not divide extents: 20 tilings of 55 x 2049 (H200, 2026-11)."""
 TILES = ((64, 64), (32, 64), (64, 32), (32, 32), (128, 64), (64, 128))
@@ -62,6 +65,12 @@ def _contiguous(block: Block) -> int:
     return math.gcd(block.axes[axis].extent, *rows)
 
 
+def _shared_operands(space: IterSpace) -> int:
+    """Return how many arguments are small and read again and again, as those with one element for each channel."""
+    reads = {access.operand: (block, access) for block in space.blocks for access in block.reads if access.operand in space.inputs}
+    return sum(operand_bytes(access) <= SHARED_BYTES and len(axes_of(access)) < len(block.axes) for block, access in reads.values())
+
+
 def _narrowest(space: IterSpace) -> int:
     arguments = {*space.inputs, *space.outputs}
     accesses = (access for block in space.blocks for access in (*block.reads, *block.writes) if access.operand in arguments)
@@ -91,6 +100,7 @@ def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_acros
     """Yield blocks of threads that have so many elements in each access, and so many accesses in flight."""
     (width, unroll), last = accesses, space.blocks[-1]
     element, nbytes, vectors = _narrowest(space), moved_bytes(space), points(last) // width
+    shared = _shared_operands(space)
     for threads in _thread_counts(vectors, unroll):
         # Threads should not be mostly idle, but small functions need some block, too.
         if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):
@@ -105,8 +115,9 @@ def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_acros
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),
             l2_bytes=moved * (VECTOR_BYTES / min(VECTOR_BYTES, width * element)) ** 0.5,
-            # Where the last block is not whole, each turn is a branch that no load crosses.
-            rounds=1 if vectors % (threads * unroll) == 0 else unroll,
+            # Where the last block is not whole, turns test bounds.
+            rounds=1 if vectors % (threads * unroll) == 0 else 1 + BOUNDED_ROUND * (unroll - 1),
+            shared_loads=unroll * shared,
         )
         yield {"threads": threads, "width": width, "unroll": unroll}, (work,)
 

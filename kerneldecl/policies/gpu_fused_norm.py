@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from kerneldecl.analysis.fused_norm import FusedNormParams, NormSizes, norm_sizes_of, takes
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked, rounds
-from kerneldecl.policies.gpu_rowwise import INSTRUCTION_CYCLES, INSTRUCTION_FLOPS, OTHER_REGISTERS, SHUFFLE_CYCLES
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, load_rounds, ranked
+from kerneldecl.policies.gpu_rowwise import INSTRUCTION_CYCLES, INSTRUCTION_FLOPS, OTHER_REGISTERS, SHUFFLE_CYCLES, WEIGHTS_SHARE
 
 TEMPLATES = ("gpu_fused_norm",)
 AUTO = {"cuda": 57}
@@ -50,7 +50,8 @@ def _timed(sizes: NormSizes, params: FusedNormParams, gpu: Gpu) -> Timed:
 
 def _work(sizes: NormSizes, params: FusedNormParams, gpu: Gpu) -> Work:
     element, elements = dtype_bytes(sizes.dtype), sizes.rows * sizes.columns
-    kept = params.steps(sizes) * params.width
+    steps, vector_bytes = params.steps(sizes), params.width * element
+    kept = steps * params.width
     waste = params.threads * kept / sizes.columns
     lines = max(1.0, LINE_BYTES / (min(params.threads, sizes.columns // params.width) * params.width * element))
     exchanges = sizes.exchanges if params.threads > gpu.warp_size else 0
@@ -63,7 +64,9 @@ def _work(sizes: NormSizes, params: FusedNormParams, gpu: Gpu) -> Work:
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=sizes.moved_bytes,
         l2_bytes=sizes.moved_bytes * waste * lines,
-        rounds=rounds(kept * element),
+        # Weights are read behind the statistics.
+        rounds=load_rounds(steps * (1 + sizes.has_residual), vector_bytes)
+        + WEIGHTS_SHARE * load_rounds(steps * (2 if sizes.kind == "layer_norm" else 1), vector_bytes),
         barriers=exchanges,
         serial_cycles=INSTRUCTION_CYCLES * ELEMENT_INSTRUCTIONS * kept + sizes.exchanges * SHUFFLES * SHUFFLE_CYCLES,
         warp_cycles=WARP_CYCLES,

@@ -32,14 +32,17 @@ from kerneldecl.policies.gpu.tensor_core_model import (
     BRANCHED_LOADS_IN_FLIGHT,
     IMAGE_RESOLVED_COPIES,
     LOADS_IN_FLIGHT,
+    MIXED_WAIT,
     MMA_LATENCY_CYCLES,
     OVERLAPPED_ADDRESS_CYCLES,
     RESOLVED_COPIES,
     RESOLVED_WAIT,
     ROUNDED_DOWN,
+    SMEM_EPILOGUE_CYCLES,
     STORED_BYTES_PER_CYCLE,
     SUSTAINED_CLOCK,
     TENSOR_CORE_OVERLAP,
+    UNEVEN_EPILOGUE_FACTOR,
     Grid,
     KTile,
     min_sm_secs,
@@ -81,8 +84,6 @@ last pixel: instructions of an address wait for one another, so that few warps w
 UNEVEN_ROW_INSTRUCTIONS, UNEVEN_ROW_CYCLES = 20.0, 80.0
 """Instructions, and cycles of one warp, that each copy takes more where a row in shared memory is no power of 2, so that its index is
 divided."""
-UNEVEN_EPILOGUE_FACTOR = 3.5
-"""Ratio of the times to store tiles whose columns are no power of 2 and others."""
 SPLIT_K_LAUNCH_FRACTION = 0.55
 """Part of a launch's time that the kernel takes which adds up split-K's partial results, besides their bytes: its launch overlaps with the
 kernel before. Fitted to 60 GEMMs and convolutions of 3 to 8 us, as all of them were predicted 1.2 times too slow (H200, 2026-11)."""
@@ -291,14 +292,14 @@ def _estimate(setting: _Setting, layout: GemmTcParams) -> Estimate:
 
 
 def _grid(setting: _Setting, tiling: GemmTcParams, stages: int, stored_bytes: float) -> Grid:
-    gemm = setting.gemm
+    stored_cycles = stored_bytes / 2 / STORED_BYTES_PER_CYCLE * (UNEVEN_EPILOGUE_FACTOR if _is_uneven(tiling.block_n) else 1.0)
     return Grid(
-        blocks=_blocks(gemm, tiling),
+        blocks=_blocks(setting.gemm, tiling),
         warps=tiling.warps,
-        resident=_resident(gemm, tiling, setting.gpu),
-        k_tiles=_k_tiles(gemm, tiling),
+        resident=_resident(setting.gemm, tiling, setting.gpu),
+        k_tiles=_k_tiles(setting.gemm, tiling),
         stages=stages,
-        epilogue_cycles=stored_bytes / 2 / STORED_BYTES_PER_CYCLE * (UNEVEN_EPILOGUE_FACTOR if _is_uneven(tiling.block_n) else 1.0),
+        epilogue_cycles=stored_cycles + tiling.smem_epilogue * SMEM_EPILOGUE_CYCLES,
     )
 
 
@@ -369,6 +370,7 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
     issue = -tile_bytes / WARP_COPY_BYTES * COPY_INSTRUCTIONS if is_double_buffered else 0.0
     address = waits = 0.0
     is_k_whole, is_k_one_axis = k % (tiling.block_k * tiling.split_k) == 0, len(gemm.k) == 1
+    is_mixed = len({widest * item_bytes < MIN_ASYNC_COPY_BYTES for widest in setting.vectors}) == 2
     operands = ((tiling.block_m, m, gemm.m, gemm.a), (tiling.block_n, n, gemm.n, gemm.b))
     for (extent, size, axes, operand), widest in zip(operands, setting.vectors, strict=True):
         is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k
@@ -386,7 +388,8 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
             # Pixels that are all read once, in their order, are rows of a matrix.
             has_windows = len(axes) > 1 and operand.size_bytes != size * k * item_bytes
             most = IMAGE_RESOLVED_COPIES if has_windows else RESOLVED_COPIES
-            waits += RESOLVED_WAIT * math.ceil(copies / LOADS_IN_FLIGHT) if copies <= most else copies / BRANCHED_LOADS_IN_FLIGHT
+            resolved = MIXED_WAIT if is_mixed and not operand.is_k_last else RESOLVED_WAIT
+            waits += resolved * math.ceil(copies / LOADS_IN_FLIGHT) if copies <= most else copies / BRANCHED_LOADS_IN_FLIGHT
             address -= copies * OVERLAPPED_ADDRESS_CYCLES
     return _CopyCost(issue, address, waits)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from kerneldecl.analysis.gpu_limits import SECTOR_BYTES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked, rounds
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, load_rounds, ranked, rounds
 from kerneldecl.policies.gpu_reduce import largest_divisor
 from kerneldecl.policies.shared.reduction import is_across, only_reduction
 from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, points
@@ -77,7 +77,7 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             dram_bytes=moved,
             l2_bytes=moved * max(1.0, SECTOR_BYTES / (min(channels, threads * width) * element)),
             moved_smem_bytes=read if strip == 0 else max(element, LEAST_ACCESS) * points(block) * _accesses(strip, width),
-            rounds=rounds(window * width * element) + TAP_SHARE * taps,
+            rounds=_waits(block, column, strip, element) if strip else rounds(window * width * element) + TAP_SHARE * taps,
         )
         yield {"threads": threads, "rows": rows, "width": width} | ({"strip": strip} if strip else {}), (work,)
 
@@ -119,6 +119,12 @@ def _box(block: Block, access: Access, pixels: Mapping[int, int]) -> int:
     """Return the elements that one thread reads of an operand: those of the windows of so many pixels along some axes."""
     counts = {at: pixels.get(at, axis.extent if axis.kind == "reduce" else 1) for at, axis in enumerate(block.axes)}
     return math.prod(1 + sum(step * (counts[at] - 1) for at, step in index or ()) for index in access.index)
+
+
+def _waits(block: Block, column: int, strip: int, element: int) -> int:
+    """Return how often a thread waits for the loads of a strip's windows and of their weights, each of one element."""
+    pixels = [at for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+    return load_rounds(sum(_box(block, access, {pixels[-1]: strip}) for access in block.reads), element)
 
 
 def _accesses(strip: int, width: int) -> float:

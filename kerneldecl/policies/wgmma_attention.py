@@ -58,6 +58,9 @@ LOAD_CYCLES = 4000.0
 """Cycles of a tile that waits for its queries, because the tile before has their place."""
 UNALIGNED_ROW_CYCLES = 7.0
 """Cycles in which TMA loads a row that is no multiple of 128 bytes; others are no limit."""
+PINGPONG_FACTOR = 0.98
+"""Ratio of an SM's times where consumers take turns, so that one's softmax falls into the other's products, and where they do not: 0.95 to
+1.01 for eleven attentions, pair by pair (H200, 2026-11)."""
 BLOCK_P_NORM = 2.56
 """Exponent of the norm of what overlaps at a block."""
 KERNEL_P_NORM = 20.0
@@ -125,7 +128,7 @@ def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float
     resident = min(params.ctas_per_sm, -(-tiles // gpu.sm_count))
     per_block, per_tile = block_cycles(sizes, params, gpu, resident), _tile_cycles(params)
     busiest = max(count * per_tile + blocks * per_block for count, blocks in _work(sizes, params, ctas))
-    sm_secs = busiest / (gpu.clock_hz * SUSTAINED_CLOCK)
+    sm_secs = busiest / (gpu.clock_hz * SUSTAINED_CLOCK) * (PINGPONG_FACTOR if params.pingpong else 1.0)
     keys = _keys_seen(sizes, params.block_m) * sizes.batch * sizes.heads
     columns, item_bytes = sizes.head_dim + sizes.value_dim, dtype_bytes(sizes.dtype)
     limit_secs = 2 * keys * params.block_m * columns / (GPU_TENSOR_RATE_FRACTION * gpu.tensor_rate(sizes.dtype))

@@ -30,11 +30,12 @@ OTHER_REGISTERS = 44
 """Registers of a thread besides weights, pixels and sums. For 14 x 28 pixels by 64 channels, nvcc takes 108 in all (sm_90a)."""
 MULTIPLY_SLOWDOWN = 1.6
 """How much longer mma.sync takes than tensor cores need: what a warp loads for one hides behind others only in part. Not fitted yet."""
-COPY_CYCLES, RESULT_CYCLES = 18.0, 6.0
-"""Instructions of a thread for one copy of the image with its bounds, and for a lane's two neighbouring results: counted in the code."""
-TURN_CYCLES, ISSUE_CYCLES, INSTRUCTION_CYCLES = 150.0, 12.0, 3.0
+COPY_CYCLES, RESULT_CYCLES = 30.0, 6.0
+"""Instructions of a thread for one copy of the image with its bounds, fitted to twelve convolutions on an H200 (2026-11); and for a lane's
+two neighbouring results, counted in the code."""
+TURN_CYCLES, ISSUE_CYCLES, INSTRUCTION_CYCLES = 120.0, 9.0, 3.0
 """Cycles of a warp for a turn's first loads and last stores; from one independent mma.sync to the next; from an instruction to the next.
-Assumed, from the latencies of shared memory and of the scheduler."""
+The first two fitted to 117 tilings of seven convolutions (H200, 2026-11), the last assumed."""
 LEAST_BYTES = 64
 """Bytes of a pixel that a block should read or store together: two sectors, as DRAM delivers them."""
 EVEN_COLUMNS, UNEVEN_COLUMNS_FACTOR = 8, 1.15
@@ -84,20 +85,22 @@ def _registers(sizes: GroupedConvSizes, params: GroupedConvParams) -> int:
 
 
 def _secs(sizes: GroupedConvSizes, params: GroupedConvParams, gpu: Gpu) -> float:
-    """Return the predicted time: the busiest SM's blocks, L2 and DRAM, over latencies of as many rounds as an SM's blocks take."""
+    """Return the predicted time: memory's, then that of the busiest SM's blocks over latencies of as many rounds as they take.
+
+    A block copies its part of the image before it multiplies, and all blocks begin together, so that the two do not overlap.
+    """
     tile = params.tile(sizes)
     resident = occupancy(gpu, params.threads, _registers(sizes, params), params.smem_bytes(sizes))
     if not resident:
         return math.inf
     per_sm, clock = -(-tile.blocks // gpu.sm_count), gpu.clock_hz * SUSTAINED_CLOCK
     sm_secs = per_sm * p_norm(*_cycles(sizes, params, gpu), exponent=OVERLAP) / clock
-    # A block first copies, then multiplies: what it waits for hides behind the SM's other blocks.
+    # What a block waits for hides behind the SM's other blocks.
     rounds = max(1.0, per_sm / resident)
     latency = rounds * (2 * DRAM_LATENCY_SECS + _chain_cycles(sizes, params) / clock)
-    exposed = sm_secs / min(resident, per_sm) / 2
     is_uneven = params.columns % EVEN_COLUMNS > 0 and params.columns < sizes.columns.results
     stored_bytes = params.warp_tiles * N_TILE * dtype_bytes(sizes.out_dtype)
-    secs = p_norm(sm_secs, *memory_secs(tile, stored_bytes, gpu), latency, exponent=OVERLAP) + exposed
+    secs = p_norm(*memory_secs(tile, stored_bytes, gpu), exponent=OVERLAP) + p_norm(sm_secs, latency, exponent=OVERLAP)
     return secs * (UNEVEN_COLUMNS_FACTOR if is_uneven else 1.0) + gpu.launch_secs
 
 

@@ -74,7 +74,7 @@ def _blocks_n(sizes: GroupedConvSizes) -> list[int]:
 
 
 def _secs(sizes: GroupedConvSizes, params: GroupedConvSimtParams, gpu: Gpu) -> float:
-    """Return the predicted time: the busiest SM's instructions and loads, L2 and DRAM, over latencies."""
+    """Return the predicted time: memory's, since a block copies first, then that of the busiest SM's instructions over latencies."""
     tile = params.tile(sizes)
     resident = occupancy(gpu, params.threads, OTHER_REGISTERS + params.registers(sizes), tile.smem_bytes)
     if not resident:
@@ -87,9 +87,9 @@ def _secs(sizes: GroupedConvSizes, params: GroupedConvSimtParams, gpu: Gpu) -> f
     sm_secs = per_sm * p_norm(issued, warps * _smem_cycles(sizes, params, gpu), exponent=OVERLAP) / clock
     chain = (params.turns * item + copies) * INSTRUCTION_CYCLES
     latency = max(1.0, per_sm / resident) * (2 * DRAM_LATENCY_SECS + chain / clock)
-    exposed = sm_secs / min(resident, per_sm) / 2
     stored_bytes = params.vectors * params.width * dtype_bytes(sizes.out_dtype)
-    return p_norm(sm_secs, *memory_secs(tile, stored_bytes, gpu), latency, exponent=OVERLAP) + exposed + gpu.launch_secs
+    moved_secs = p_norm(*memory_secs(tile, stored_bytes, gpu), exponent=OVERLAP)
+    return moved_secs + p_norm(sm_secs, latency, exponent=OVERLAP) + gpu.launch_secs
 
 
 def _loads(sizes: GroupedConvSizes, params: GroupedConvSimtParams) -> tuple[int, int]:

@@ -41,10 +41,19 @@ scheduler with 4 and 8 copies a thread, and 30 to 190 with more."""
 RESOLVED_WAIT = 0.5
 """Part of a latency that copies through registers wait for where their bounds are resolved: other warps multiply meanwhile. Fitted, as
 the next one, to 240 tilings of 33 GEMMs and convolutions (H200, 2026-11)."""
+MIXED_WAIT = 1.5
+"""As `RESOLVED_WAIT`, where one operand goes through registers in rows that lie across k, and the other does not: nvcc moves no load across
+cp.async, so that no multiplication overlaps with the latency. Nine GEMMs of 3 to 119 rows took 1.5 times as long as predicted with
+`RESOLVED_WAIT`; those whose operands both go through registers did not (H200, 2026-11)."""
 OVERLAPPED_ADDRESS_CYCLES = 40.0
 """Cycles of a copy's address that pass while the copies through registers before it are in flight."""
 MMA_LATENCY_CYCLES = 35.0
 """Cycles from an mma.sync to the next one that adds to the same accumulators."""
+UNEVEN_EPILOGUE_FACTOR = 3.5
+"""Ratio of the times to store tiles whose columns are no power of 2 and others."""
+SMEM_EPILOGUE_CYCLES = 60.0
+"""Cycles that a block takes more to store its results through shared memory, besides their bytes: two barriers, one more latency. Fitted
+to GEMMs of less than 8 us, each with both epilogues (43 operators, 380 tilings, H200, 2026-11)."""
 EDGE_CYCLES = 1300.0
 """Cycles in which a block computes nothing yet or no more: its launch, its first k-tile, its last results' way."""
 STORED_BYTES_PER_CYCLE = 12.0

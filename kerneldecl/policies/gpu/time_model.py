@@ -47,6 +47,10 @@ SM_BYTES_PER_CLOCK = 64.0
 """Bytes that one SM can draw from L2 in a cycle."""
 THREAD_BYTES = 64
 """Bytes that a thread has in flight at once, as nvcc orders loads: measured with sums of columns on an H200."""
+SHARED_LOAD_SECS, SHARED_BYTES = 3e-10, 1 << 14
+"""Seconds for each load of a warp from an operand of so many bytes at most that all blocks read, by all warps that start together: until
+lines have come to each L1, all ask L2 for the same few. Batch norms of 253 to 8448 warps with 4 to 16 such loads took 0.27 to 0.35 ns
+a load, whatever the width (H200, 2026-11)."""
 THREAD_LOADS = 16
 """Loads that a thread has in flight at once, however narrow: nvcc 13.0 orders unrolled loops so, in the SASS of 35 sums and GEMVs."""
 RESOLVED_LOADS = 24
@@ -87,6 +91,8 @@ class Work(NamedTuple):
     """Cycles of instructions of one thread that depend on one another."""
     warp_cycles: float = 0.0
     """Cycles in which an SM starts one warp."""
+    shared_loads: int = 0
+    """Loads of one thread from small operands that all blocks read."""
 
 
 def occupancy(gpu: Gpu, threads: int, regs_per_thread: int, smem_bytes: int) -> int:
@@ -148,7 +154,8 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
     # Later blocks start while others work.
     start_cycles = work.warp_cycles * min(blocks_per_sm, resident) * -(-work.threads // gpu.warp_size) + BLOCK_CYCLES * blocks_per_sm
     start_secs = start_cycles / gpu.clock_hz
-    latency = start_secs + turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
+    shared_secs = work.shared_loads * min(work.blocks, resident * gpu.sm_count) * -(-work.threads // gpu.warp_size) * SHARED_LOAD_SECS
+    latency = start_secs + shared_secs + turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
     times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE))
     exposed = EXPOSED * min(latency, max(times)) / math.pow(min(resident, blocks_per_sm), EXPOSED_POWER)
     return max(p_norm(*times, latency, exponent=OVERLAP) + exposed, work.blocks * BLOCK_LAUNCH_SECS) + launch_secs(gpu)
