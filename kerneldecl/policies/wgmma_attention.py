@@ -59,7 +59,7 @@ LOAD_CYCLES = 4000.0
 UNALIGNED_ROW_CYCLES = 7.0
 """Cycles in which TMA loads a row that is no multiple of 128 bytes; others are no limit."""
 PINGPONG_FACTOR = 0.98
-"""Ratio of an SM's times where consumers take turns, so that one's softmax falls into the other's products, and where they do not: 0.95 to
+"""Ratio of an SM's times where consumers take turns, so that one's softmax overlaps with the other's MMAs, and where they do not: 0.95 to
 1.01 for eleven attentions, pair by pair (H200, 2026-11)."""
 BLOCK_P_NORM = 2.56
 """Exponent of the norm of what overlaps at a block."""
