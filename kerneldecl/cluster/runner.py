@@ -178,6 +178,10 @@ class ClusterRunner:
             self._offered[arch] = self._asked(arch)
         return self._offered[arch]
 
+    def is_here(self, arch: Arch) -> bool:
+        self.why_not(arch)
+        return not self._elsewhere[arch]
+
     def _asked(self, arch: Arch) -> str:
         resource = _resource(arch)
 

@@ -64,6 +64,10 @@ class Batches(Protocol):
         """Return why nothing can be measured for an arch, as a sentence; empty where it can."""
         ...
 
+    def is_here(self, arch: Arch) -> bool:
+        """Say whether this machine measures for an arch for which something can be measured."""
+        ...
+
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
         """Return what `tuning/batch.py` makes of the trials on a device of the task's arch."""
         ...
