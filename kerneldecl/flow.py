@@ -92,7 +92,7 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     elif not workspace.is_overridden:
         _run(session, NOTHING_TO_RUN)
     if session.ran or needs_runner or not shows_ranked:
-        session.plan = make_plan(workspace)
+        session.conclude()
     if not workspace.is_overridden:
         remember(session)
     share_all(session)

@@ -21,7 +21,7 @@ from kerneldecl.planning.action import Action, Changed, Kind, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.earlier_manifests import EarlierManifests
 from kerneldecl.planning.explain import Explainer, link_causes
-from kerneldecl.planning.plan import ArtifactOf, EntryPlan, Past, Plan, Read, plan, plan_entry
+from kerneldecl.planning.plan import ArtifactOf, EntryPlan, Past, Plan, Read, plan, plan_entry, with_links
 from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
@@ -175,13 +175,25 @@ class Session:
         """Return what plans some entries again, each by itself, as long as `replan` has not looked at the whole."""
         store, inputs = self.workspace.store, self.workspace.inputs
         read, past = _reader(store, self.shows_ranked, self.interim, self.known), past_of(self.workspace, self.is_wanted_again)
+        whole = list(self.plan.entries)
+        places = {entry.entry: place for place, entry in enumerate(whole)}
 
         def planned_again(entries: Sequence[EntryPlan]) -> list[EntryPlan]:
-            again = {entry.entry: plan_entry(entry.workload, inputs, read, past) for entry in entries if entry.entry not in self.failures}
-            self.plan = replace(self.plan, entries=tuple([again.get(entry.entry, entry) for entry in self.plan.entries]))
-            return list(again.values())
+            again = [plan_entry(entry.workload, inputs, read, past) for entry in entries if entry.entry not in self.failures]
+            for entry in again:
+                whole[places[entry.entry]] = entry
+            self.plan = replace(self.plan, entries=tuple(whole))
+            return again
 
         return planned_again
+
+    def conclude(self) -> None:
+        """Plan as the next build will; after the last stage, only links are others where nothing has failed or is held back."""
+        is_again = bool(self.options.retuned or self.options.reverified)
+        if self.interim or self.failures or is_again or not self.shows_ranked:
+            self.plan = make_plan(self.workspace)
+        else:
+            self.plan = with_links(self.plan.entries, past_of(self.workspace), artifact_of(self.workspace.declaration))
 
     def is_wanted_again(self, entry: str, key: str) -> bool:
         """Say whether an entry is to be tuned again under a key, and was not yet."""

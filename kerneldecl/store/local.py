@@ -10,6 +10,7 @@ content, or, for tuning, whoever comes first wins (`write` does not replace).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -84,14 +85,15 @@ class LocalStore:
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
         """Keep a result under its manifest's key and return the key. A sound record that is there already stays."""
         record_key = key(manifest)
-        path = self.record_path(kind, record_key, is_local=is_local)
-        if path.exists() and isinstance(self.read(kind, record_key, is_local=is_local), Record):
+        path = self.record_file(kind, record_key, is_local=is_local)
+        if os.path.lexists(path) and isinstance(self.read(kind, record_key, is_local=is_local), Record):
             return record_key
         write_whole(path, record_bytes(kind, manifest, result), durable=True)
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
-        self.record_path(kind, record_key, is_local=is_local).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.record_file(kind, record_key, is_local=is_local))  # noqa: PTH108  as `record_file` says
 
     def blob_path(self, blob_digest: str) -> Path:
         return Path(self.blob_file(blob_digest))
@@ -128,8 +130,9 @@ class LocalStore:
     def write_blob(self, content: bytes) -> str:
         """Keep bytes and return their digest."""
         blob_digest = digest(content)
-        if isinstance(self.read_blob(blob_digest), Miss):
-            write_whole(self.blob_path(blob_digest), content, durable=True)
+        path = self.blob_file(blob_digest)
+        if not os.path.lexists(path) or isinstance(self.read_blob(blob_digest), Miss):
+            write_whole(path, content, durable=True)
         return blob_digest
 
 
