@@ -5,6 +5,7 @@ Knows nothing of entries that cannot be measured here.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -42,15 +43,8 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
 
     The lock is held until all are tuned: who has begun to measure keeps the GPU, and must not wait for one that waits for it.
     """
-    store = session.workspace.store
-
-    def is_tuned(entry: EntryPlan) -> bool:
-        if session.is_wanted_again(entry.entry, entry.action("tune").key):
-            return False
-        return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
-
     with _alone(session):
-        here = in_own_order(session, [entry for entry in waiting if not is_tuned(entry)])
+        here = in_own_order(session, [entry for entry in waiting if not _is_tuned(session, entry)])
         following = [entry for entry in here if follows(session, entry)]
         first = [entry for entry in here if entry not in following]
         if seconds := _shared_seconds(first):
@@ -59,6 +53,14 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
         left = [entry for some in (first, following) for entry in _tune_by_device(session, some, folder)]
         for entry in not_tuned_by_others(session, left):
             _tune_on_device(session, [entry], folder, may_leave=False)
+
+
+def _is_tuned(session: Session, entry: EntryPlan) -> bool:
+    """Say whether somebody has tuned an entry since it was planned."""
+    action = entry.action("tune")
+    if session.is_wanted_again(entry.entry, action.key):
+        return False
+    return isinstance(session.workspace.store.read("tune", action.key, is_local=entry.arch.is_detected), Record)
 
 
 def _shared_seconds(waiting: Sequence[EntryPlan]) -> float:
@@ -92,15 +94,18 @@ def _tune_on_device(session: Session, entries: Sequence[EntryPlan], folder: Path
 def tune_arriving(session: Session, arriving: Iterator[Sequence[EntryPlan]], arch: Arch, most: int, folder: Path) -> None:
     """Tune entries of one device as they come, at most so many: this thread waits for the next ones while others are measured.
 
-    Nobody else tunes in the workspace meanwhile, and what others have tuned before is not among what arrives.
+    Nobody else tunes in the workspace from the first one on.
     """
+    first = next(filter(None, arriving), None)
+    if first is None:
+        return
     with (
         _alone(session),
         _turns(session, arch, most, folder, may_leave=False, built_early=PREFETCHED_ENTRIES) as turns,
         _in_background(turns) as measuring,
     ):
-        for entries in arriving:
-            turns.add(entries)
+        for entries in itertools.chain([first], arriving):
+            turns.add([entry for entry in entries if not _is_tuned(session, entry)])
             if measuring.done():
                 break  # with an error
 

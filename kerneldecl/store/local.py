@@ -3,8 +3,9 @@
 Knows nothing of what records mean, of plans or of TVM.
 
 Contracts. A read never fails: whatever is wrong with a record or a blob makes it a miss with a reason. A write puts a
-temporary file beside its place, flushes it to the disk and renames it, so that a reader sees all of it or nothing and a
-kill at any moment loses at most what was not finished. Writers need no lock: two that write one key write the same
+temporary file beside its place and renames it, so that a reader sees all of it or nothing and a kill at any moment loses at
+most what was not finished. What was measured is flushed to the disk before; where power fails, what follows from it, or from
+its key, may be cut off, which is a miss as any defect is, and is made again. Writers need no lock: two that write one key write the same
 content, or, for tuning, whoever comes first wins (`write` does not replace).
 """
 
@@ -27,6 +28,10 @@ from kerneldecl.store.result_types import wrong_field
 
 MOST_RECORD_BYTES = 1 << 26
 """Size of a record that is read; the largest of this repository have some ten thousand bytes."""
+
+
+_MEASURED = frozenset({"measure", "tune", "rows"})
+"""Kinds of records that take a device to make again."""
 
 
 class Record(NamedTuple):
@@ -88,7 +93,7 @@ class LocalStore:
         path = self.record_file(kind, record_key, is_local=is_local)
         if os.path.lexists(path) and isinstance(self.read(kind, record_key, is_local=is_local), Record):
             return record_key
-        write_whole(path, record_bytes(kind, manifest, result), durable=True)
+        write_whole(path, record_bytes(kind, manifest, result), durable=kind in _MEASURED)
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
@@ -132,7 +137,7 @@ class LocalStore:
         blob_digest = digest(content)
         path = self.blob_file(blob_digest)
         if not os.path.lexists(path) or isinstance(self.read_blob(blob_digest), Miss):
-            write_whole(path, content, durable=True)
+            write_whole(path, content, durable=False)
         return blob_digest
 
 
