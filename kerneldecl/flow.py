@@ -16,6 +16,7 @@ from kerneldecl.stages.headers import lacks_headers, write_headers
 from kerneldecl.stages.link import link_artifacts
 from kerneldecl.stages.lock import check_lock, write_lock
 from kerneldecl.stages.lower import lower_entries
+from kerneldecl.stages.pipeline import tune_as_proposed
 from kerneldecl.stages.propose import propose_entries
 from kerneldecl.stages.rebuild import rebuild_objects
 from kerneldecl.stages.remember import remember
@@ -35,6 +36,7 @@ Stage = Callable[[Session], None]
 STAGES: tuple[Stage, ...] = (
     check_lock,
     check_toolchain,
+    tune_as_proposed,
     lower_entries,
     exchange,
     propose_entries,
@@ -47,7 +49,15 @@ STAGES: tuple[Stage, ...] = (
     link_artifacts,
     write_lock,
 )
-OF_A_TRY: tuple[Stage, ...] = (check_toolchain, lower_entries, exchange, propose_entries, exchange, tune_entries)
+OF_A_TRY: tuple[Stage, ...] = (
+    check_toolchain,
+    tune_as_proposed,
+    lower_entries,
+    exchange,
+    propose_entries,
+    exchange,
+    tune_entries,
+)
 """Stages where entries have other settings than the declared ones: nothing of it is linked or locked."""
 NOTHING_TO_RUN: tuple[Stage, ...] = (check_lock, link_artifacts, write_lock)
 """Stages where every entry is done, and links at most are missing: no process is started."""
@@ -82,7 +92,7 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     elif not workspace.is_overridden:
         _run(session, NOTHING_TO_RUN)
     if session.ran or needs_runner or not shows_ranked:
-        session.plan = make_plan(workspace)
+        session.conclude()
     if not workspace.is_overridden:
         remember(session)
     share_all(session)

@@ -77,6 +77,8 @@ def _terms(json: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
 
 _PLAIN = frozenset({str, int, bool, type(None)})
 """Types whose values have no other type; an int does for a float."""
+_OF_TRIAL = tuple(field.name for field in dataclasses.fields(Trial))
+"""All but candidate and timings are numbers, texts and tuples of numbers: nothing in them has to be converted."""
 _ONLY_WHERE_TRUE = ("registers", "smem_bytes", "spill_bytes", "is_traceless")
 
 
@@ -84,7 +86,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
     """Return what a record keeps of a trial: fields that say nothing are left out."""
     predicted = float(f"{trial.predicted_secs:.4g}")
     fields = {
-        **to_json(trial),
+        **{name: getattr(trial, name) for name in _OF_TRIAL},
         "candidate": trial.candidate.to_json(),
         "predicted_secs": predicted,
         "timings": timings_to_json(trial.timings),

@@ -63,6 +63,9 @@ class BoardRunner:
             self._reasons[arch] = why_not_measured_here(arch) if is_here else str(answer.get("failure", ""))
         return self._reasons[arch]
 
+    def is_here(self, arch: Arch) -> bool:
+        return arch.is_detected
+
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
         """Return a batch after the board, or this machine, has measured it."""
         runner = self._here if task.arch.is_detected else _There(self._board, self._here)

@@ -29,6 +29,8 @@ POLL_SECS = 1.0
 _PAUSE_SECS, _BUSY_PAUSE_SECS = 0.002, 0.02
 """What is asked or has ended within this time goes in one message; the longer one where many calls are under way."""
 _MANY = 24
+_ENDED = frozenset({"finished", "error", "cancelled"})
+"""States of a future that has something to say."""
 _DIED = "its process was killed by SIGKILL: the cluster's workers that it ran on have died, one after the other"
 
 
@@ -53,7 +55,8 @@ class Calls:
         """Held by who changes what waits or is under way."""
         self._parcels, self._flying = Parcels(), dict[str, _Sent]()
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[Future | None] = queue.SimpleQueue()
+        self._is_flying = threading.Event()
+        """Wakes the thread that receives."""
         self._alone_since: float | None = None
         self._unplaced_since: dict[str, float] = {}
         self._error: BaseException | None = None
@@ -66,7 +69,7 @@ class Calls:
         """End the threads; whoever still waits for an answer gets an error."""
         self._is_closed = True
         self._asked.put(None)
-        self._ended.put(None)
+        self._is_flying.set()
         self._threads.shutdown(wait=True)
         self._fail(ToolchainError("the build has ended"))
 
@@ -136,8 +139,7 @@ class Calls:
             futures = self._client.map(called, contents, key=names, pure=False, resources=dict(call.resources), **where)
         with self._lock:
             self._flying |= {future.key: _Sent(parcel, future) for parcel, future in zip(parcels, futures, strict=True)}
-        for future in futures:
-            future.add_done_callback(self._ended.put)
+        self._is_flying.set()
         return True
 
     def _fit(self, call: Call) -> list[str]:
@@ -170,32 +172,33 @@ class Calls:
 
     def _receive(self) -> None:
         looked = time.monotonic()
+        pause_secs = _PAUSE_SECS
         while not self._is_closed:
-            ended = self._drained()
+            ended = self._ended()
             if ended:
                 self._alone_since = None
                 self._settle(ended)
             if time.monotonic() - looked > POLL_SECS:
                 looked = time.monotonic()
                 self._look_after(is_quiet=not ended)
+            # To look at dozens of futures takes less than to be told of one.
+            pause_secs = _PAUSE_SECS if ended and len(self._flying) < _MANY else min(_BUSY_PAUSE_SECS, 2 * pause_secs)
+            if self._is_flying.wait(POLL_SECS):
+                time.sleep(pause_secs)
 
-    def _drained(self) -> list[Future]:
-        """Return the calls that have ended; wait for the first a while."""
-        found: list[Future | None] = []
-        try:
-            found.append(self._ended.get(timeout=POLL_SECS))
-            self._pause()
-            while True:
-                found.append(self._ended.get_nowait())
-        except queue.Empty:
-            return [future for future in found if future is not None and future.key in self._flying]
+    def _ended(self) -> list[Future]:
+        """Return the calls that have ended."""
+        with self._lock:
+            sent = list(self._flying.values())
+            if not sent and not self._is_closed:
+                self._is_flying.clear()
+        return [each.future for each in sent if each.future.status in _ENDED]
 
     def _settle(self, futures: Sequence[Future]) -> None:
         """Tell the answers of calls that have ended."""
         for future, returned in zip(futures, self._returned(futures), strict=True):
             if returned is None:
-                future.add_done_callback(self._ended.put)  # it is computed again: whoever had the result has died
-                continue
+                continue  # it is computed again: whoever had the result has died
             with self._lock:
                 sent = self._flying.pop(future.key, None)
             future.release()
@@ -219,14 +222,14 @@ class Calls:
         """Return what workers have answered; None for what is not to be had now."""
         if all(future.status == "finished" for future in futures):
             try:
-                return self._client.sync(_gathered, self._client, futures, callback_timeout=POLL_SECS)  # type: ignore[no-any-return]
+                return list(map(_unpacked, self._client.sync(_gathered, self._client, futures, callback_timeout=POLL_SECS)))
             except (TimeoutError, KilledWorker, OSError, CancelledError):
                 pass  # each is looked at by itself
         return [self._one(future) for future in futures]
 
     def _one(self, future: Future) -> Returned | None:
         try:
-            return future.result(timeout=POLL_SECS)  # type: ignore[no-any-return]
+            return _unpacked(future.result(timeout=POLL_SECS))
         except TimeoutError:
             return None
         except KilledWorker:
@@ -294,8 +297,13 @@ def _place(parcel: Parcel) -> tuple[str, Sequence[tuple[str, float]]]:
     return call.need, sorted(call.resources.items())
 
 
-async def _gathered(client: Client, futures: Sequence[Future]) -> Sequence[Returned]:
-    found: Sequence[Returned] = await client.gather(list(futures), asynchronous=True)
+def _unpacked(content: bytes) -> Returned:
+    returned: Returned = pickle.loads(content)  # noqa: S301  as Dask does it
+    return returned
+
+
+async def _gathered(client: Client, futures: Sequence[Future]) -> Sequence[bytes]:
+    found: Sequence[bytes] = await client.gather(list(futures), asynchronous=True)
     return found
 
 

@@ -6,6 +6,7 @@ Knows nothing of the scheduler, of other workers or of what is made of answers. 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import queue
@@ -87,6 +88,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
         self._compiling: Runner | None = None
         self._measuring: queue.LifoQueue[Runner] = queue.LifoQueue()
         self._unlike = why_unlike(self.theirs)
+        self._numbers = itertools.count()
 
     def teardown(self, worker: Worker) -> None:
         """End the processes and remove the folder."""
@@ -100,9 +102,9 @@ class Node(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             return Told(self._worker, refused)
         with self._scratch() as folder:
             given = _written(folder / "cache", stored)
-            (folder / "made").mkdir()
             places = {self.home.sources: str(self._folder / "sources"), self.home.cache: str(folder / "cache")}
             if "folder" in request:
+                (folder / "made").mkdir(parents=True)
                 places[str(request["folder"])] = str(folder / "made")
             (answer,) = in_order(self._compiler().run_all([moved(request, places)], limit_secs), 1)
             back = {there: here for here, there in places.items()}
@@ -151,11 +153,13 @@ class Node(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        """Provide the path of a folder for one call, which is made when something is put there: most calls need none."""
+        folder = self._folder / f"call{next(self._numbers)}"
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _drained(self) -> Heard:
         """Return what was heard since the last call, with the name of this machine: processes of several have the same numbers."""
@@ -179,11 +183,14 @@ class Returned(NamedTuple):
     """How long it was busy with all of them; None where it has died."""
 
 
-def called(content: bytes) -> Returned:
-    """Make some calls on the worker that this runs on: functions of this module with their arguments, pickled."""
+def called(content: bytes) -> bytes:
+    """Make some calls on the worker that this runs on: functions of this module with their arguments, pickled; `Returned` likewise.
+
+    Bytes are what Dask looks into least, here, in its scheduler and where they come from.
+    """
     began = time.perf_counter()
     told = tuple([function(*arguments) for function, arguments in pickle.loads(content)])  # noqa: S301  Dask's own messages are pickled
-    return Returned(told, time.perf_counter() - began)
+    return pickle.dumps(Returned(told, time.perf_counter() - began))
 
 
 def answered(build: str, request: Json, limit_secs: float, stored: Files) -> Told:
@@ -241,7 +248,7 @@ def _with_place(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(folder: Path, files: Files) -> frozenset[str]:
-    folder.mkdir(exist_ok=True)
+    """Write files into a folder, which is there from then on if there are any."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +256,11 @@ def _written(folder: Path, files: Files) -> frozenset[str]:
     return frozenset(files)
 
 
-def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
-            yield str(path.relative_to(folder)), path.read_bytes()
+def _read(folder: Path) -> list[tuple[str, bytes]]:
+    """Return the files of a folder and of those in it, without hidden ones; none where there is no folder."""
+    found: list[tuple[str, bytes]] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [Path(place, name) for name in names if not name.startswith(".")]
+        found += [(str(path.relative_to(folder)), path.read_bytes()) for path in paths]
+    return sorted(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 import uuid
@@ -133,19 +134,13 @@ class ClusterRunner:
 
     def _taken(self, requests: Sequence[Mapping[str, Any]], answers: Iterator[tuple[int, Told]]) -> Answers:
         for at, told in answers:
-            self._take(told, Path(self._home.cache), told.stored)
-            self._take(told, Path(requests[at].get("folder", "")), told.made)
+            for path, content in _missing(told, self._home.cache, told.stored):
+                write_whole(path, content, durable=False)
+            for path, content in _missing(told, requests[at].get("folder", ""), told.made):
+                Path(path).write_bytes(content)  # nobody else looks into the task's folder yet
             for event in told.heard:
                 self._heard(event)
             yield at, told.answer
-
-    def _take(self, told: Told, folder: Path, files: Files) -> None:
-        for name, content in files.items():
-            path = folder / name
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise ToolchainError(f"worker {told.worker} has left {name}, which is outside of its folder")
-            if not path.exists():  # names of both kinds tell of contents
-                write_whole(path, content, durable=False)
 
     def _known(self, request: Mapping[str, Any]) -> dict[str, bytes]:
         """Return the build records of a request's computation: what a schedule compiles to is not compiled again."""
@@ -177,6 +172,10 @@ class ClusterRunner:
         if arch not in self._offered:
             self._offered[arch] = self._asked(arch)
         return self._offered[arch]
+
+    def is_here(self, arch: Arch) -> bool:
+        self.why_not(arch)
+        return not self._elsewhere[arch]
 
     def _asked(self, arch: Arch) -> str:
         resource = _resource(arch)
@@ -232,6 +231,16 @@ class ClusterRunner:
 
     def measured_on(self, task: Task) -> dict[str, Any]:
         return self._devices.get(str(task.folder), {})
+
+
+def _missing(told: Told, folder: str, files: Files) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of what a worker has left that a folder does not have: names of all of it tell of contents."""
+    for name, content in files.items():
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ToolchainError(f"worker {told.worker} has left {name}, which is outside of its folder")
+        path = f"{folder}/{name}"
+        if not os.path.exists(path):  # noqa: PTH110  thousands of them
+            yield path, content
 
 
 def _resource(arch: Arch) -> str:

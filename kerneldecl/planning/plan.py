@@ -380,18 +380,19 @@ def plan_link(artifact: ArtifactOf, target: str, entries: Sequence[EntryPlan], p
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: ArtifactOf) -> Plan:
     """Return the plan of all entries."""
     planned = tuple(plan_entry(workload, inputs, read, past) for workload in workloads)
-    entries = with_rows(planned, lambda workload: reference(workload, inputs), read, past.failed)
-    by_target: dict[str, list[EntryPlan]] = {}
-    for entry in entries:
-        by_target.setdefault(entry.workload.target, []).append(entry)
-    links = [plan_link(artifact, target, several, past, {}) for target, several in by_target.items()]
+    return with_links(with_rows(planned, lambda workload: reference(workload, inputs), read, past.failed), past, artifact)
+
+
+def with_links(entries: Sequence[EntryPlan], past: Past, artifact: ArtifactOf) -> Plan:
+    """Return the plan of entries that are planned already, with the link of each target as it is now."""
+    targets = dict.fromkeys(entry.workload.target for entry in entries)
+    links = [plan_link(artifact, target, [e for e in entries if e.workload.target == target], past, {}) for target in targets]
     wanted = {link.target for link in links if not link.is_hit}  # nobody needs an object while the artifact that holds it is whole
     return Plan(tuple(_with_build(entry, past) if entry.workload.target in wanted else entry for entry in entries), tuple(links))
 
 
 def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:
-    missing = [name for name, blob in entry.tuned.blobs.items() if not past.has_blob(blob)] if entry.tuned else []
-    if not missing or entry.tuned is None:
+    if entry.tuned is None or not (missing := [name for name, blob in entry.tuned.blobs.items() if not past.has_blob(blob)]):
         return entry
     subject = Subject(entry.entry, entry.workload.target, "build")
     build = Action.ready(subject, entry.tuned.build_key, f"the winner's {' and '.join(missing)} is not in the store")

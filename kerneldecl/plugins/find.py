@@ -6,6 +6,7 @@ Knows nothing of what the files hold.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -27,17 +28,26 @@ SINGULAR: Mapping[Kind, str] = {"rules": "rule", "policies": "policy", "template
 
 def plugin_folders(kind: Kind, root: Path) -> tuple[Path, ...]:
     """Return where plug-ins of a kind are looked for, in order: the workspace's folder, which need not exist, and the standard one."""
-    own, (standard, resolved) = root / kind, _standard_folder(PACKAGE, kind)
-    return (own,) if own.resolve() == resolved else (own, standard)
+    own, (standard, which) = root / kind, _standard_folder(PACKAGE, kind)
+    return (own,) if _which(own) == which else (own, standard)
 
 
 @functools.cache
-def _standard_folder(package: Path, kind: Kind) -> tuple[Path, Path]:
-    """Return the folder of the standard plug-ins of a kind, as it is called and as it is."""
+def _standard_folder(package: Path, kind: Kind) -> tuple[Path, tuple[int, int] | None]:
+    """Return the folder of the standard plug-ins of a kind, and which it is."""
     standard = package / kind
     if kind == "rules" and not standard.is_dir():
         standard = package.parent / kind  # a checkout: only the wheel has them inside the package
-    return standard, standard.resolve()
+    return standard, _which(standard)
+
+
+def _which(folder: Path) -> tuple[int, int] | None:
+    """Return what two paths of one folder have in common; None where there is none. Resolving paths looks at each folder above."""
+    try:
+        status = os.stat(folder)  # noqa: PTH116  a policy is looked for hundreds of times an entry
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def plugin_names(kind: Kind, root: Path) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ Knows nothing of policies: a worker asks them.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kerneldecl.planning.plan import EntryPlan, reads_records
@@ -22,43 +23,40 @@ KEPT_EVERY_SECS = 0.2
 
 def propose_entries(session: Session) -> None:
     """Have the policies of every entry propose candidates, where they or what they see has changed."""
-    workspace = session.workspace
     nearest: dict[bool, Nearest] = {}
     answered: list[tuple[EntryPlan, Answer]] = []
     kept = time.monotonic()
-    for entry in session.pending("propose"):
-        assert entry.lowered is not None, "what is proposed for is lowered"
-        action = entry.action("propose")
-        asked = {"space": entry.lowered.space_json, "arch": arch_to_json(entry.arch), "top_k": entry.workload.top_k}
-        request = {
-            "action": "propose",
-            "device": "policy",
-            "model": "",
-            "root": str(workspace.sources),
-            "policies": entry.asked,
-            **asked,
-            **_recorded(session, entry, nearest),
-        }
-        answer = session.runner.measure(request, PROPOSE_SECS)
+    wanted = session.pending("propose")
+    for entry in wanted:
+        answer = ask_policies(session, entry, _recorded(session, entry, nearest))
         if "failure" in answer:
-            session.fail(action, answer["failure"])
+            session.fail(entry.action("propose"), answer["failure"])
             if session.is_over:
                 break
         else:
             answered.append((entry, answer))
         if time.monotonic() - kept > KEPT_EVERY_SECS:
-            _keep(session, answered)
+            keep_proposed(session, answered)
             answered, kept = [], time.monotonic()
-    _keep(session, answered)
-    session.replan()
+    keep_proposed(session, answered)
+    if wanted:
+        session.replan()
 
 
-def _keep(session: Session, answered: Sequence[tuple[EntryPlan, Answer]]) -> None:
+def ask_policies(session: Session, entry: EntryPlan, recorded: Mapping[str, Any] = MappingProxyType({})) -> Answer:
+    """Return what an entry's policies propose; `recorded` is the field with what records tell them."""
+    assert entry.lowered is not None, "what is proposed for is lowered"
+    where = {"device": "policy", "model": "", "root": str(session.workspace.sources), "policies": entry.asked}
+    asked = {"space": entry.lowered.space_json, "arch": arch_to_json(entry.arch), "top_k": entry.workload.top_k}
+    return session.runner.measure({"action": "propose", **where, **asked, **recorded}, PROPOSE_SECS)
+
+
+def keep_proposed(session: Session, answered: Sequence[tuple[EntryPlan, Answer]]) -> None:
     """Keep what policies have proposed."""
     if answered:
         session.workspace.check_current()
     for entry, answer in answered:
-        session.workspace.store.write("propose", entry.action("propose").manifest, answer, is_local=entry.arch.is_detected)
+        session.keep(entry.action("propose"), answer, is_local=entry.arch.is_detected)
 
 
 def _recorded(session: Session, entry: EntryPlan, nearest: dict[bool, Nearest]) -> dict[str, Any]:

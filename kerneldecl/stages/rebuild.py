@@ -20,6 +20,8 @@ from kerneldecl.tuning.task import BUILD_SECS, Task
 def rebuild_objects(session: Session) -> None:
     """Rebuild from their records the winners whose blobs are missing."""
     wanted = session.pending("build")
+    if not wanted:
+        return
     with scratch_folder() as folder:
         tasks = [task_of(session, e, folder) for e in wanted]
         requests = [task.build_request(e.tuned.winner, force=True) for task, e in zip(tasks, wanted, strict=True) if e.tuned]

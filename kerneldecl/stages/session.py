@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
 from kerneldecl.hardware.can_measure import why_not_measured_here
@@ -21,7 +21,7 @@ from kerneldecl.planning.action import Action, Changed, Kind, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.earlier_manifests import EarlierManifests
 from kerneldecl.planning.explain import Explainer, link_causes
-from kerneldecl.planning.plan import ArtifactOf, EntryPlan, Past, Plan, plan
+from kerneldecl.planning.plan import ArtifactOf, EntryPlan, Past, Plan, Read, plan, plan_entry, with_links
 from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
@@ -29,6 +29,7 @@ from kerneldecl.tuning.events import Finished, Report
 
 if TYPE_CHECKING:
     from kerneldecl.declare.document import Declaration
+    from kerneldecl.store.protocol import Store
     from kerneldecl.store.shared import SharedStore
     from kerneldecl.toolchain.linkers import Linker
     from kerneldecl.tuning.counted import Counted
@@ -145,7 +146,11 @@ class Session:
 
     def pending(self, kind: Kind) -> list[EntryPlan]:
         """Return entries whose action of this kind is ready to run, one for each key; it counts as run from here on."""
-        ready = [(e, action) for e in self.entries if (action := e.action(kind)).state is State.READY]
+        return self.begun(kind, self.entries)
+
+    def begun(self, kind: Kind, entries: Iterable[EntryPlan]) -> list[EntryPlan]:
+        """Return those of some entries that `pending` would."""
+        ready = [(e, action) for e in entries if (action := e.action(kind)).state is State.READY]
         self.ran += [action for _, action in ready]
         # A key may be wanted in both parts of the store, for a detected arch and for a declared one.
         wanted = {(action.key, e.arch.is_detected): e for e, action in reversed(ready)}
@@ -160,6 +165,35 @@ class Session:
             failed=frozenset(self.failures),
             known=self.known,
         )
+
+    def keep(self, action: Action, result: Mapping[str, Any], *, is_local: bool) -> None:
+        """Keep what an action has found out, which follows from its key: no later plan has to read it again."""
+        record_key = self.workspace.store.write(action.kind, action.manifest, result, is_local=is_local)
+        self.known[record_key, is_local] = Record(record_key, action.manifest, result)
+
+    def planner(self) -> Callable[[Sequence[EntryPlan]], list[EntryPlan]]:
+        """Return what plans some entries again, each by itself, as long as `replan` has not looked at the whole."""
+        store, inputs = self.workspace.store, self.workspace.inputs
+        read, past = _reader(store, self.shows_ranked, self.interim, self.known), past_of(self.workspace, self.is_wanted_again)
+        whole = list(self.plan.entries)
+        places = {entry.entry: place for place, entry in enumerate(whole)}
+
+        def planned_again(entries: Sequence[EntryPlan]) -> list[EntryPlan]:
+            again = [plan_entry(entry.workload, inputs, read, past) for entry in entries if entry.entry not in self.failures]
+            for entry in again:
+                whole[places[entry.entry]] = entry
+            self.plan = replace(self.plan, entries=tuple(whole))
+            return again
+
+        return planned_again
+
+    def conclude(self) -> None:
+        """Plan as the next build will; after the last stage, only links are others where nothing has failed or is held back."""
+        is_again = bool(self.options.retuned or self.options.reverified)
+        if self.interim or self.failures or is_again or not self.shows_ranked:
+            self.plan = make_plan(self.workspace)
+        else:
+            self.plan = with_links(self.plan.entries, past_of(self.workspace), artifact_of(self.workspace.declaration))
 
     def is_wanted_again(self, entry: str, key: str) -> bool:
         """Say whether an entry is to be tuned again under a key, and was not yet."""
@@ -189,7 +223,15 @@ def make_plan(
     `interim` are tune records that no store has, `failed` entries of which this build knows that they have no kernel. `known` are records
     that need not be read again; what is read joins them.
     """
-    declaration, store, known = workspace.declaration, workspace.store, {} if known is None else known
+    declaration = workspace.declaration
+    read = _reader(workspace.store, shows_ranked, interim, {} if known is None else known)
+    return plan(
+        declaration.workloads, workspace.inputs, read, replace(past_of(workspace, is_wanted_again), failed=failed), artifact_of(declaration)
+    )
+
+
+def _reader(store: Store, shows_ranked: bool, interim: Mapping[str, Record], known: dict[tuple[str, bool], Record]) -> Read:
+    """Return what reads records for a plan, as `make_plan` has it."""
 
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
         if kind == "tune" and record_key in interim:
@@ -203,9 +245,7 @@ def make_plan(
             known[place] = found
         return found
 
-    return plan(
-        declaration.workloads, workspace.inputs, read, replace(past_of(workspace, is_wanted_again), failed=failed), artifact_of(declaration)
-    )
+    return read
 
 
 def artifact_of(declaration: Declaration) -> ArtifactOf:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from kerneldecl.model import Arch
 from kerneldecl.planning.plan import VERIFYING, EntryPlan, reference, tolerance
 from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.exchange import shared_with_workers
@@ -84,10 +85,15 @@ def known_of(session: Session, entry: EntryPlan) -> Known:
     action = entry.action("tune")
     if session.is_wanted_again(entry.entry, action.key):
         return Earlier(()).of(action.manifest)
-    is_local = entry.arch.is_detected
+    return read_earlier(session, entry.arch).of(action.manifest)
+
+
+def read_earlier(session: Session, arch: Arch) -> Earlier:
+    """Return the searches before this build, of detected archs or of declared ones; their records are read once."""
+    is_local = arch.is_detected
     if is_local not in session.earlier:
         session.earlier[is_local] = Earlier(session.workspace.store.all("tune", is_local=is_local))
-    return session.earlier[is_local].of(action.manifest)
+    return session.earlier[is_local]
 
 
 def reporter(session: Session, entry: EntryPlan) -> OnProgress:

@@ -35,7 +35,7 @@ def built_at_once(session: Session) -> int:
 
 def tune_entries(session: Session) -> None:
     """Give every entry without a tuning record its winner: measured, or ranked where it cannot be measured here."""
-    waiting = session.pending("tune")
+    waiting = pending = session.pending("tune")
     _forget_outdated(session, waiting)
     _count_custom_kernels(session, waiting)
     waiting = [entry for entry in waiting if entry.entry not in session.failures]
@@ -52,8 +52,14 @@ def tune_entries(session: Session) -> None:
         for entry in to_rank:
             if not session.is_over:
                 rank_entry(session, entry, folder, reasons[entry.arch.name])
-    session.shows_ranked = not session.options.require_measured
-    session.replan()
+    shows_ranked, session.shows_ranked = session.shows_ranked, not session.options.require_measured
+    if pending or session.shows_ranked != shows_ranked:
+        session.replan()
+    _fail_interrupted(session)
+
+
+def _fail_interrupted(session: Session) -> None:
+    """Fail what the user has not waited for."""
     if session.is_interrupted:
         for entry in [entry for entry in session.entries if entry.tuned is None]:
             session.fail(entry.action("tune"), INTERRUPTED)

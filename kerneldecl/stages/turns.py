@@ -5,15 +5,16 @@ Knows nothing of entries that cannot be measured here.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from kerneldecl.limits import SHARED_SECONDS
-from kerneldecl.model import SPECIALIZE
+from kerneldecl.model import SPECIALIZE, Arch
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.runners.process import Answers
 from kerneldecl.stages.conclude import conclude, device_of
@@ -28,12 +29,13 @@ from kerneldecl.tuning.events import Begun, Note
 from kerneldecl.tuning.loop import Outcome
 from kerneldecl.tuning.records import Device
 from kerneldecl.tuning.search import request_first, tune
-from kerneldecl.tuning.side_by_side import by_device, measure_side_by_side
+from kerneldecl.tuning.side_by_side import Line, by_device, measure_line
 from kerneldecl.tuning.task import Runner, Task, batches_of
 
 Prefetched = Callable[[], Answers | None]
 """Returns the answers, which may be to come, to what was requested for an entry before its turn."""
 PREFETCHED_ENTRIES = 3
+_WAKE_SECS = 0.1
 
 
 def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> None:
@@ -41,18 +43,8 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
 
     The lock is held until all are tuned: who has begun to measure keeps the GPU, and must not wait for one that waits for it.
     """
-    store = session.workspace.store
-
-    def say(text: str) -> None:
-        session.report(Note(text))
-
-    def is_tuned(entry: EntryPlan) -> bool:
-        if session.is_wanted_again(entry.entry, entry.action("tune").key):
-            return False
-        return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
-
-    with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
-        here = in_own_order(session, [entry for entry in waiting if not is_tuned(entry)])
+    with _alone(session):
+        here = in_own_order(session, [entry for entry in waiting if not _is_tuned(session, entry)])
         following = [entry for entry in here if follows(session, entry)]
         first = [entry for entry in here if entry not in following]
         if seconds := _shared_seconds(first):
@@ -61,6 +53,14 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
         left = [entry for some in (first, following) for entry in _tune_by_device(session, some, folder)]
         for entry in not_tuned_by_others(session, left):
             _tune_on_device(session, [entry], folder, may_leave=False)
+
+
+def _is_tuned(session: Session, entry: EntryPlan) -> bool:
+    """Say whether somebody has tuned an entry since it was planned."""
+    action = entry.action("tune")
+    if session.is_wanted_again(entry.entry, action.key):
+        return False
+    return isinstance(session.workspace.store.read("tune", action.key, is_local=entry.arch.is_detected), Record)
 
 
 def _shared_seconds(waiting: Sequence[EntryPlan]) -> float:
@@ -83,27 +83,99 @@ def _tune_by_device(session: Session, waiting: Sequence[EntryPlan], folder: Path
 
 
 def _tune_on_device(session: Session, entries: Sequence[EntryPlan], folder: Path, *, may_leave: bool) -> list[EntryPlan]:
-    """Tune entries of one model of GPU, or of the CPU; return what other machines say they are tuning, if that may be left to them.
+    """Tune entries of one model of GPU, or of the CPU; return what other machines say they are tuning, if that may be left to them."""
+    with _turns(session, entries[0].arch, len(entries), folder, may_leave=may_leave) as turns:
+        turns.add(entries)
+        turns.line.close()
+        turns.run()
+    return turns.left
+
+
+def tune_arriving(session: Session, arriving: Iterator[Sequence[EntryPlan]], arch: Arch, most: int, folder: Path) -> None:
+    """Tune entries of one device as they come, at most so many: this thread waits for the next ones while others are measured.
+
+    Nobody else tunes in the workspace from the first one on.
+    """
+    first = next(filter(None, arriving), None)
+    if first is None:
+        return
+    with (
+        _alone(session),
+        _turns(session, arch, most, folder, may_leave=False, built_early=PREFETCHED_ENTRIES) as turns,
+        _in_background(turns) as measuring,
+    ):
+        for entries in itertools.chain([first], arriving):
+            turns.add([entry for entry in entries if not _is_tuned(session, entry)])
+            if measuring.done():
+                break  # with an error
+
+
+@contextmanager
+def _in_background(turns: _Turns) -> Iterator[Future[None]]:
+    """Have the turns begin, and wait until all that was added has had its own; after an error or an interrupt, for nothing more."""
+    pool = ThreadPoolExecutor(1, "turns")
+    try:
+        measuring = pool.submit(turns.run)
+        yield measuring
+        turns.line.close()
+        while not measuring.done():
+            wait([measuring], _WAKE_SECS)  # an interrupt just before a thread starts to wait does not wake it
+        measuring.result()
+    finally:
+        turns.line.drop()
+        pool.shutdown(wait=False)
+
+
+def _alone(session: Session) -> AbstractContextManager[None]:
+    """Return a context in which nobody else tunes in the workspace."""
+
+    def say(text: str) -> None:
+        session.report(Note(text))
+
+    return exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait)
+
+
+class _Turns:
+    """Entries of one device, each of which is tuned when its turn has come.
 
     What is timed has its device for itself: where there are several GPUs of the model, each measures one entry.
     """
-    left: list[EntryPlan] = []
-    arch = entries[0].arch
+
+    def __init__(self, session: Session, runners: Sequence[Runner], ahead: _Ahead, concluding: _Concluding, *, may_leave: bool) -> None:
+        self._session, self._runners, self._ahead, self._concluding = session, runners, ahead, concluding
+        self._may_leave = may_leave
+        self.line = Line[int](is_open=True)
+        """Places of entries, in their order."""
+        self.left: list[EntryPlan] = []
+        """What other machines say they are tuning."""
+
+    def add(self, entries: Sequence[EntryPlan]) -> None:
+        """Have entries wait for their turns."""
+        self.line.add([self._ahead.add(entry) for entry in entries])
+
+    def run(self) -> None:
+        """Tune what waits until no more comes."""
+        session = self._session
+        measure_line(self.line, self._runners, self._measure, lambda text: session.report(Note(text)))
+
+    def _measure(self, place: int, following: int | None, runner: Runner) -> None:
+        session, ahead, concluding = self._session, self._ahead, self._concluding
+        entry, task = ahead.entries[place], ahead.tasks[place]
+        if session.is_over or session.is_interrupted or (self._may_leave and concluding.is_done_elsewhere(entry, self.left)):
+            return
+        session.report(Begun(entry.entry, task.lowered.computation))
+        prefetched, next_task = ahead.of(place), None if following is None else ahead.tasks[following]
+        tuned, outcome = _tuned(session, entry, runner, task, (prefetched, next_task))
+        concluding.take(entry, tuned, outcome, runner)
+
+
+@contextmanager
+def _turns(session: Session, arch: Arch, most: int, folder: Path, *, may_leave: bool, built_early: int = 0) -> Iterator[_Turns]:
+    """Provide the turns of at most so many entries; the first `built_early` are built before any turn has come."""
     has_several = arch.gpu or batches_of(session.runner)
-    runners = session.runner.side_by_side(arch.model, len(entries)) if has_several else (session.runner,)
-    with _ahead(session, entries, folder, len(runners)) as ahead, _concluding(session) as concluding:
-
-        def measure(place: int, following: int | None, runner: Runner) -> None:
-            entry = entries[place]
-            if session.is_over or session.is_interrupted or (may_leave and concluding.is_done_elsewhere(entry, left)):
-                return
-            session.report(Begun(entry.entry, ahead.tasks[place].lowered.computation))
-            prefetched, next_task = ahead.of(place), None if following is None else ahead.tasks[following]
-            tuned, outcome = _tuned(session, entry, runner, ahead.tasks[place], (prefetched, next_task))
-            concluding.take(entry, tuned, outcome, runner)
-
-        measure_side_by_side(range(len(entries)), runners, measure, lambda text: session.report(Note(text)))
-    return left
+    runners = session.runner.side_by_side(arch.model, most) if has_several else (session.runner,)
+    with _ahead(session, folder, len(runners), built_early) as ahead, _concluding(session) as concluding:
+        yield _Turns(session, runners, ahead, concluding, may_leave=may_leave)
 
 
 def _tuned(
@@ -129,17 +201,26 @@ class _Ahead:
     of an entry leave cores idle. On a CPU that would disturb.
     """
 
-    def __init__(self, session: Session, entries: Sequence[EntryPlan], folder: Path, devices: int) -> None:
-        self.tasks: list[Task] = [
-            replace(with_known(session, entry, task_of(session, entry, folder / str(place))), priority=place)
-            for place, entry in enumerate(entries)
-        ]
-        self._is_keyed = [shared_by(entry.workload) is not None for entry in entries]
-        self._runner, self._devices = session.runner, devices
+    def __init__(self, session: Session, folder: Path, devices: int, built_early: int) -> None:
+        self.entries: list[EntryPlan] = []
+        self.tasks: list[Task] = []
+        self._session, self._folder, self._runner, self._devices = session, folder, session.runner, devices
         # One thread proposes, in the order of the entries: workers that are idle take what is requested first.
         self.proposing = ThreadPoolExecutor(1, "propose")
         self._requested: dict[int, Future[Answers | None] | None] = {}
         self._requesting = threading.Lock()
+        self._until = built_early
+        """Place of the first entry that is not to be built yet."""
+
+    def add(self, entry: EntryPlan) -> int:
+        """Make an entry's task, and return its place."""
+        place = len(self.tasks)
+        task = with_known(self._session, entry, task_of(self._session, entry, self._folder / str(place)))
+        with self._requesting:
+            self.entries.append(entry)
+            self.tasks.append(replace(task, priority=place))
+            self._request()
+        return place
 
     def of(self, place: int) -> Prefetched | None:
         """Return what was requested for an entry whose turn has come, and have the next ones requested.
@@ -149,16 +230,21 @@ class _Ahead:
         if not self.tasks[place].arch.gpu:
             return None
         with self._requesting:
-            for at in range(len(self._requested), min(len(self.tasks), place + self._devices + PREFETCHED_ENTRIES)):
-                # Which configuration an entry of a key tries is known when its turn has come.
-                self._requested[at] = None if self._is_keyed[at] else self.proposing.submit(request_first, self.tasks[at], self._runner)
+            self._until = max(self._until, place + self._devices + PREFETCHED_ENTRIES)
+            self._request()
             found, self._requested[place] = self._requested[place], None
         return found.result if found else None
 
+    def _request(self) -> None:
+        for at in range(len(self._requested), min(len(self.tasks), self._until)):
+            # On a CPU it would disturb, and which configuration an entry of a key tries is known when its turn has come.
+            is_late = not self.tasks[at].arch.gpu or shared_by(self.entries[at].workload) is not None
+            self._requested[at] = None if is_late else self.proposing.submit(request_first, self.tasks[at], self._runner)
+
 
 @contextmanager
-def _ahead(session: Session, entries: Sequence[EntryPlan], folder: Path, devices: int) -> Iterator[_Ahead]:
-    ahead = _Ahead(session, entries, folder, devices)
+def _ahead(session: Session, folder: Path, devices: int, built_early: int) -> Iterator[_Ahead]:
+    ahead = _Ahead(session, folder, devices, built_early)
     try:
         yield ahead
     finally:

@@ -232,7 +232,13 @@ def symbol(computation: str) -> str:
 
 def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
     """Return what a measurement depends on. `code` is the digest of the generated code; two candidates may share it."""
-    return manifest("measure", {"code": code, "arch": device_fields(arch), "protocol": dict(protocol)})
+    return _written("measure", {"code": _json(code)}, _measured_on(arch, tuple(protocol.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _measured_on(arch: Arch, protocol: tuple[tuple[str, object], ...]) -> str:
+    """Return the lines of a device and of how it measures."""
+    return _lines_of("", {"arch": device_fields(arch), "protocol": dict(protocol)})
 
 
 def device_fields(arch: Arch) -> dict[str, object]:

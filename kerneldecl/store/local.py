@@ -3,13 +3,15 @@
 Knows nothing of what records mean, of plans or of TVM.
 
 Contracts. A read never fails: whatever is wrong with a record or a blob makes it a miss with a reason. A write puts a
-temporary file beside its place, flushes it to the disk and renames it, so that a reader sees all of it or nothing and a
-kill at any moment loses at most what was not finished. Writers need no lock: two that write one key write the same
+temporary file beside its place and renames it, so that a reader sees all of it or nothing and a kill at any moment loses at
+most what was not finished. What was measured is flushed to the disk before; where power fails, what follows from it, or from
+its key, may be cut off, which is a miss as any defect is, and is made again. Writers need no lock: two that write one key write the same
 content, or, for tuning, whoever comes first wins (`write` does not replace).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -26,6 +28,10 @@ from kerneldecl.store.result_types import wrong_field
 
 MOST_RECORD_BYTES = 1 << 26
 """Size of a record that is read; the largest of this repository have some ten thousand bytes."""
+
+
+_MEASURED = frozenset({"measure", "tune", "rows"})
+"""Kinds of records that take a device to make again."""
 
 
 class Record(NamedTuple):
@@ -84,14 +90,15 @@ class LocalStore:
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
         """Keep a result under its manifest's key and return the key. A sound record that is there already stays."""
         record_key = key(manifest)
-        path = self.record_path(kind, record_key, is_local=is_local)
-        if path.exists() and isinstance(self.read(kind, record_key, is_local=is_local), Record):
+        path = self.record_file(kind, record_key, is_local=is_local)
+        if os.path.lexists(path) and isinstance(self.read(kind, record_key, is_local=is_local), Record):
             return record_key
-        write_whole(path, record_bytes(kind, manifest, result), durable=True)
+        write_whole(path, record_bytes(kind, manifest, result), durable=kind in _MEASURED)
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
-        self.record_path(kind, record_key, is_local=is_local).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.record_file(kind, record_key, is_local=is_local))  # noqa: PTH108  as `record_file` says
 
     def blob_path(self, blob_digest: str) -> Path:
         return Path(self.blob_file(blob_digest))
@@ -128,8 +135,9 @@ class LocalStore:
     def write_blob(self, content: bytes) -> str:
         """Keep bytes and return their digest."""
         blob_digest = digest(content)
-        if isinstance(self.read_blob(blob_digest), Miss):
-            write_whole(self.blob_path(blob_digest), content, durable=True)
+        path = self.blob_file(blob_digest)
+        if not os.path.lexists(path) or isinstance(self.read_blob(blob_digest), Miss):
+            write_whole(path, content, durable=False)
         return blob_digest
 
 

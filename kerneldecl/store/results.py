@@ -150,7 +150,7 @@ class Group:
         listed = "" if self.searches and self.options else f"{self.count} {self.digest}"
         return " ".join(filter(None, (listed, self.options)))
 
-    @property
+    @functools.cached_property
     def proposals(self) -> tuple[Proposal, ...]:
         """The candidates, best first."""
         return tuple(Proposal(Candidate.of(name, _frozen(params)), secs) for name, params, secs in json.loads(self.text))

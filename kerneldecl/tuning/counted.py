@@ -51,6 +51,9 @@ class Counted:
     def why_not(self, arch: Arch) -> str:
         return self._elsewhere.why_not(arch)
 
+    def is_here(self, arch: Arch) -> bool:
+        return self._elsewhere.is_here(arch)
+
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
         for trial in trials:
             self._asked += [("verify", trial.code_digest)] * (doing != "final")

@@ -48,6 +48,10 @@ class Search:
         return self.setting == now.setting and self.templates.get(template) == now.templates.get(template) and is_settled(trial)
 
 
+_NO_SEARCH = Search(TuneResult("", {}), frozenset(), {}, "", "")
+"""Stands for one that is compared with none."""
+
+
 def is_settled(trial: Trial) -> bool:
     """Say whether a trial says what its candidate is worth, or why it is worth nothing."""
     return (
@@ -96,6 +100,8 @@ class Earlier:
 
     def of(self, manifest: str) -> Known:
         """Return what is known for the search that a manifest describes."""
+        if not self._searches:
+            return Known(_NO_SEARCH, ())
         subject, now = _parsed(manifest, TuneResult("", {}))
         return Known(now, tuple(self._searches.get(subject, ())))
 

@@ -51,12 +51,13 @@ class Preparation:
         self._answer: Answer = {}
         self._is_elsewhere = batches_of(runner) is not None  # who measures there prepares there
         self._error: KerneldeclError | None = None
-        # A daemon: it may wait for a GPU that another process holds when the user gives up.
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin, unless that is done."""
-        if not self._thread.ident and not self._is_elsewhere:
+        if self._thread is None and not self._is_elsewhere:
+            # A daemon: it may wait for a GPU that another process holds when the user gives up.
+            self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
     def start_for(self, code_digest: str) -> None:
@@ -67,7 +68,7 @@ class Preparation:
     def answer(self) -> Answer:
         """Return the worker's answer, as soon as it is there."""
         self.start()
-        if self._thread.ident:
+        if self._thread is not None:
             self._thread.join()
         if self._error:
             raise self._error

@@ -35,14 +35,37 @@ def by_device(archs: Sequence[Arch]) -> list[list[int]]:
 class Line(Generic[T]):
     """Items that wait to be measured, in their order. Each runner knows its next one early, so that it can be prepared."""
 
-    waiting: deque[T]
+    waiting: deque[T] = field(default_factory=deque)
+    is_open: bool = False
+    """Whether more may come: a runner waits for it where there is nothing else."""
     next_of: dict[int, T] = field(default_factory=dict)
     """The next item of each runner, by its place."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def add(self, items: Sequence[T]) -> None:
+        """Have items wait behind the others."""
+        with self._changed:
+            self.waiting.extend(items)
+            self._changed.notify(len(items))
+
+    def close(self) -> None:
+        """Say that no more comes."""
+        with self._changed:
+            self.is_open = False
+            self._changed.notify_all()
+
+    def drop(self) -> None:
+        """Close, and have nobody take what waits."""
+        with self._changed:
+            self.waiting.clear()
+            self.next_of.clear()
+        self.close()
 
     def take(self, place: int) -> tuple[T, T | None] | None:
         """Return the item for a runner, and the one after it; where none waits, that of another which has not begun it. None at the end."""
-        with self._lock:
+        with self._changed:
+            while self.is_open and not (self.waiting or self.next_of):
+                self._changed.wait()
             if place not in self.next_of and not self.waiting and self.next_of:
                 self.next_of[place] = self.next_of.pop(next(iter(self.next_of)))
             if place not in self.next_of and not self.waiting:
@@ -54,24 +77,29 @@ class Line(Generic[T]):
 
     def give_back(self, place: int, item: T) -> None:
         """Have others measure an item, and what the runner would have measured after it, before all that waits."""
-        with self._lock:
+        with self._changed:
             after = [self.next_of.pop(place)] if place in self.next_of else []
             self.waiting.extendleft([*after, item])
+            self._changed.notify_all()
 
 
 def measure_side_by_side(items: Sequence[T], runners: Sequence[Runner], measure: Measure[T], say: Callable[[str], None]) -> None:
-    """Measure all items, each on the first runner that is free; with one runner, in this thread.
+    """Measure items as `measure_line` does."""
+    measure_line(Line(deque(items)), runners, measure, say)
+
+
+def measure_line(line: Line[T], runners: Sequence[Runner], measure: Measure[T], say: Callable[[str], None]) -> None:
+    """Measure what a line has until it is closed and empty, each item on the first runner that is free; with one runner, in this thread.
 
     A runner that has lost its GPU takes no more, and what it was measuring goes to the others. The first error of any other kind is
     raised when each has ended its item; an interrupt at once, and `measure` may then run on until its runner is stopped.
     """
-    line = Line(deque(items))
     if len(runners) == 1:
         while taken := line.take(0):
             measure(*taken, runners[0])
         return
     left = dict(enumerate(runners))
-    while left and line.waiting:
+    while left and (line.is_open or line.waiting):
         lost = _in_threads(line, left, measure)
         for place, error in lost.items():
             del left[place]
@@ -101,6 +129,7 @@ def _in_threads(line: Line[T], runners: Mapping[int, Runner], measure: Measure[T
             done, waiting = wait(waiting, _WAKE_SECS, FIRST_COMPLETED)
             if any(future.exception() for future in done):
                 is_over.set()
+                line.close()  # else the others wait for more
         results = {place: future.result() for place, future in futures.items()}
     finally:
         is_over.set()

@@ -5,6 +5,7 @@ Knows nothing of policies, of the order of requests or of what is made of their 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,10 @@ class Batches(Protocol):
 
     def why_not(self, arch: Arch) -> str:
         """Return why nothing can be measured for an arch, as a sentence; empty where it can."""
+        ...
+
+    def is_here(self, arch: Arch) -> bool:
+        """Say whether this machine measures for an arch for which something can be measured."""
         ...
 
     def measured(self, doing: Doing, task: Task, trials: Sequence[Trial]) -> list[Trial]:
@@ -141,12 +146,12 @@ class Task:
     priority: int = 0
     """Place in the order of tuning: its requests to workers come before those that are made early for later entries."""
 
-    @property
+    @functools.cached_property
     def spec(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
         return spec_of(self.root, self.cache, self.workload, self.lowered, self.shared)
 
-    @property
+    @functools.cached_property
     def measured_spec(self) -> dict[str, Any]:
         """Return what a worker needs to know to verify and to time kernels of the workload."""
         return {**self.spec, **self.reference, "seed": self.seed}

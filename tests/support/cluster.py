@@ -1,21 +1,15 @@
-"""Owns clusters for tests, of several processes on this machine, and the measurement of how builds scale on them.
+"""Owns clusters for tests, of several processes on this machine, whose devices are fakes.
 
-Knows nothing of what tests expect. Run it for the figures:
-PYTHONPATH=tests:. python -m support.cluster --entries 1000 --workers 8 --secs 0.05 [--kill-every 5]
+Knows nothing of what tests expect. `benchmarks/cluster_pace.py` measures with it how builds scale.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +20,7 @@ from kerneldecl import flow
 from kerneldecl.cluster.node import Home
 from kerneldecl.cluster.runner import Cluster, ClusterRunner
 from kerneldecl.stages.session import Options, Session
-from kerneldecl.tuning.events import Event, Finished
+from kerneldecl.tuning.events import Event
 from support.fakes import FakeLinker, FakeRunner
 from support.spaces import FAKES, HEAD, Space
 
@@ -69,12 +63,13 @@ def build_on(
     cluster: LocalCluster, space: Space, say: Callable[[str], None] | None = None, patience_secs: float = 60
 ) -> tuple[Session, list[Event]]:
     """Build a workspace of fakes on a cluster's workers."""
-    return _build_at(cluster.scheduler_address, space, say, patience_secs)
+    return build_at(cluster.scheduler_address, space, say, patience_secs)
 
 
-def _build_at(
+def build_at(
     address: str, space: Space, say: Callable[[str], None] | None = None, patience_secs: float = 60
 ) -> tuple[Session, list[Event]]:
+    """Build a workspace of fakes on the workers of a scheduler."""
     events: list[Event] = []
     workspace, linker = space.open(), FakeLinker()
 
@@ -126,55 +121,3 @@ def many(root: Path, count: int, top_k: int = 1) -> Space:
     entries = f'\n[[workload]]\nname = "many"\nrule = "scale"\nn = {list(range(8, 8 + count))}\n'
     root.mkdir(parents=True)
     return Space(root).write({**FAKES, "workloads.toml": text + entries})
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--entries", type=int, default=1000)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--secs", type=float, default=0.05)
-    parser.add_argument("--kill-every", type=float, default=0.0)
-    given = parser.parse_args(arguments)
-    os.environ[SECS] = str(given.secs)
-    with tempfile.TemporaryDirectory() as folder, cluster_of(given.workers) as cluster, contextlib.ExitStack() as held:
-        space = many(Path(folder) / "space", given.entries)
-        killed = held.enter_context(killing(cluster, given.kill_every)) if given.kill_every else []
-        with ProcessPoolExecutor(1, get_context("spawn")) as builder:
-            tuned, whole, cpu, by_stage = builder.submit(_measured, cluster.scheduler_address, space.root).result()
-        linear = given.entries * given.secs / given.workers
-        lines = [
-            f"{tuned} entries, {given.workers} workers, {given.secs:g} s each: linear {linear:.2f} s, build {whole:.2f} s",
-            f"the builder used {cpu:.2f} s of processor time, {cpu / given.entries * 1e3:.1f} ms an entry",
-            f"{len(killed)} workers were killed; seconds by stage: {by_stage}",
-        ]
-        sys.stdout.write("\n".join([*lines, ""]))
-
-
-def _measured(address: str, root: Path) -> tuple[int, float, float, dict[str, float]]:
-    """Build in a process without the scheduler; return tuned entries, seconds, processor seconds, and seconds by stage."""
-    _timed_stages()
-    began, cpu = time.perf_counter(), time.process_time()
-    done, events = _build_at(address, Space(root))
-    whole, cpu = time.perf_counter() - began, time.process_time() - cpu
-    assert not done.failures, list(done.failures.items())[:3]
-    tuned = sum(isinstance(event, Finished) and event.kind == "tune" for event in events)
-    return tuned, whole, cpu, {name: round(secs, 2) for name, secs in STAGE_SECS.items()}
-
-
-STAGE_SECS: dict[str, float] = {}
-
-
-def _timed_stages() -> None:
-    def timed(stage: flow.Stage) -> flow.Stage:
-        def run(session: Session) -> None:
-            began = time.perf_counter()
-            stage(session)
-            STAGE_SECS[stage.__name__] = STAGE_SECS.get(stage.__name__, 0.0) + time.perf_counter() - began
-
-        return run
-
-    flow.STAGES = tuple(map(timed, flow.STAGES))
-
-
-if __name__ == "__main__":
-    main()

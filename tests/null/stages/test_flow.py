@@ -763,6 +763,7 @@ def test_the_stages_are_a_visible_tuple_in_the_order_of_the_design() -> None:
     assert [stage.__name__ for stage in flow.STAGES] == [
         "check_lock",
         "check_toolchain",
+        "tune_as_proposed",
         "lower_entries",
         "exchange",
         "propose_entries",

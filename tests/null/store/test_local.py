@@ -231,7 +231,7 @@ store.write("link", sys.argv[3], {"a": 1}, is_local=False) if sys.argv[4] == "re
 """
 
 
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
+@pytest.mark.parametrize("moment", ["fchmod", "replace"])
 @pytest.mark.parametrize("what", ["record", "blob"])
 def test_a_write_that_is_killed_leaves_nothing_to_read(store: LocalStore, moment: str, what: str) -> None:
     command = [sys.executable, "-c", KILLED, str(store.root), moment, MANIFEST, what]
