@@ -123,10 +123,10 @@ def _along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> It
         vectors = rows.elements // width
         if row_threads > threads or rows.row_count % tile or not _fits(row_threads, vectors, unroll):
             continue
-        block_rows = largest_divisor(rows.row_count // tile, threads // row_threads)
-        for chunks in _chunks(gpu, rows.row_count // (block_rows * tile), vectors, row_threads):
-            tiling = _RowTiling(width=width, threads=row_threads, rows=block_rows, unroll=unroll, tile=tile, chunks=chunks)
-            params = {"strided": False, "threads": row_threads, "rows": block_rows, "width": width, "unroll": unroll, "chunks": chunks}
+        count = block_rows(rows.row_count // tile, threads // row_threads)
+        for chunks in _chunks(gpu, -(-rows.row_count // (count * tile)), vectors, row_threads):
+            tiling = _RowTiling(width=width, threads=row_threads, rows=count, unroll=unroll, tile=tile, chunks=chunks)
+            params = {"strided": False, "threads": row_threads, "rows": count, "width": width, "unroll": unroll, "chunks": chunks}
             works = (_row_work(rows, gpu, tiling), *_combining(gpu, rows.row_count, chunks))
             yield params | ({"tile": tile} if tiles else {}), works
 
@@ -163,6 +163,15 @@ def largest_divisor(number: int, most: int) -> int:
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
+def block_rows(count: int, most: int) -> int:
+    """Return how many of `count` rows a block has, at most `most`: a divisor, so that the last one is whole, if one is more than half.
+
+    A GPU starts a block of few threads no sooner than one of many.
+    """
+    whole, full = largest_divisor(count, most), min(count, most)
+    return whole if 2 * whole > full else full
+
+
 def _fits(threads: int, vectors: int, unroll: int) -> bool:
     """Say whether threads find a vector each, or are as few as can be, and unrolled turns are many, but not mostly empty."""
     return (threads < 2 * vectors or threads == 1) and unroll in _unrolls(2 * vectors, threads)
@@ -192,7 +201,7 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     waste = slots * tiling.threads * tiling.chunks / vectors
     branches = rows.operands * int(not is_even and rows.operands <= 2 and (steps == 1 or access_bytes == VECTOR_BYTES))
     return Work(
-        blocks=rows.row_count // (tiling.rows * tiling.tile) * tiling.chunks,
+        blocks=-(-rows.row_count // tiling.tile * tiling.chunks // tiling.rows),
         threads=tiling.threads * tiling.rows,
         regs_per_thread=OTHER_REGISTERS
         + in_flight_bytes(tiling.unroll * (tiling.tile + rows.operands - 1) * access_bytes) // 4

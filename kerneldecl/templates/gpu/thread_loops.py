@@ -50,12 +50,12 @@ class RowTiling:
 def row_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], tiling: RowTiling) -> bool:
     """Schedule a reduction along rows: each thread reduces the elements it loads, then all threads of a row reduce their partial results.
 
-    With chunks, a second kernel reduces over them.
+    With chunks, a second kernel reduces over them. The last block may have fewer rows than the others.
     """
     row, along, lanes = _row_loops(sch, leaf, tiling.width)
     size, rows, block = blocks.extent(sch, along), blocks.extent(sch, row), leaf.rv
     long = [axis for axis in leaf.block.axes if axis.kind == "spatial" and axis.extent > 1]
-    if rows % (tiling.rows * tiling.tile) or size % tiling.chunks or (tiling.tile > 1 and len(long) != 1):
+    if rows % tiling.tile or size % tiling.chunks or (tiling.tile > 1 and len(long) != 1):
         return False
     row, tile = sch.split(row, [None, tiling.tile])
     if tiling.chunks > 1:
@@ -87,7 +87,10 @@ def _row_loops(sch: Schedule, leaf: blocks.Leaf, width: int) -> tuple[Any, Any, 
 def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequence[blocks.Leaf], tiling: RowTiling) -> None:
     # 1. Thread blocks: over rows, and along each row.
     row, tile, along, *lanes = loops
-    grid, ty = sch.split(row, [None, tiling.rows])
+    is_whole = blocks.extent(sch, row) % tiling.rows == 0
+    # Loads test the bounds of the last block's rows by themselves. If additions did, too, nvcc would make branches that loads do not cross.
+    is_loaded = not is_whole and all(map(_is_element, sch.get(block).reads))
+    grid, ty = sch.split(row, [None, tiling.rows], disable_predication=is_loaded)
     iterations, tx = sch.split(along, [None, tiling.threads])
     outer, inner = sch.split(iterations, [None, min(tiling.unroll, blocks.extent(sch, iterations))])
     if tiling.is_paired:
@@ -112,10 +115,18 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
         sch.reverse_compute_at(leaf.rv, ty, preserve_unit_loops=True)
     if rest:
         sch.set_scope(block, 0, "local")
+    elif not is_whole:
+        store_rows(sch, block, ty)
     sch.decompose_reduction(partial, outer)
     if not _dot_i4(sch, partial, lanes, tiling):
         for loop in lanes:
             sch.unroll(loop)
+
+
+def store_rows(sch: Schedule, block: Any, row: Any) -> None:
+    """Store what threads reduced for a row by a copy: it tests the bounds of rows, which TVM 0.27 forgets where it stores a reduction."""
+    copy = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(copy, row, preserve_unit_loops=True)
 
 
 def _dot_i4(sch: Schedule, block: Any, loops: Sequence[Any], tiling: RowTiling) -> bool:
@@ -139,11 +150,15 @@ def load_vectors(sch: Schedule, block: Any, loop: Any) -> None:
     """
     for at in range(len(sch.get(block).reads)):
         read = sch.get(block).reads[at]
-        if read.source.scope() != "global" or any(not isinstance(dim.extent, tirx.IntImm) or dim.extent != 1 for dim in read.region):
+        if read.source.scope() != "global" or not _is_element(read):
             continue
         copy = sch.cache_read(block, at, "local", consumer_blocks=[block])
         sch.compute_at(copy, loop, preserve_unit_loops=True)
         vectorize_copy(sch, copy)
+
+
+def _is_element(read: Any) -> bool:
+    return all(isinstance(dim.extent, tirx.IntImm) and dim.extent == 1 for dim in read.region)
 
 
 def compute_under(sch: Schedule, block: Any, loop: Any) -> None:

@@ -54,7 +54,7 @@ SMALL: list[Case] = [
     *((ELEMENTWISE, "tensor_ir", {"file": "tests/support/rearrangements.py", "function": name}) for name in ("joined", "cut", "turned")),
     *(
         (REDUCE, "reduce", {"op": "sum", "shape": shape, "axes": axes})
-        for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 4096), (1,))]
+        for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 4096), (1,)), ((1031, 24), (1,))]
     ),
     *((REDUCE, "reduce", {"op": "max", "shape": (61, 71), "axes": (axis,), "dtype": "int8"}) for axis in (0, 1)),
     *((REDUCE, "reduce", {"op": "mean", "shape": (64, 1000), "axes": (axis,), "dtype": "float16"}) for axis in (0, 1)),
