@@ -59,7 +59,10 @@ SMALL: list[Case] = [
     *((REDUCE, "reduce", {"op": "max", "shape": (61, 71), "axes": (axis,), "dtype": "int8"}) for axis in (0, 1)),
     *((REDUCE, "reduce", {"op": "mean", "shape": (64, 1000), "axes": (axis,), "dtype": "float16"}) for axis in (0, 1)),
     (REDUCE, "reduce", {"op": "mean", "shape": (6, 7, 10, 50), "axes": (1, 3), "dtype": "bfloat16"}),
-    (REDUCE, "reduce", {"op": "sum", "shape": (4096, 8), "axes": (0,)}),
+    *(
+        (REDUCE, "reduce", {"op": op, "shape": shape, "axes": (0,)})
+        for op, shape in [("sum", (4096, 8)), ("sum", (1031, 3)), ("max", (61, 2777))]
+    ),
     *map(sliding_window, ["max_pool", "max_pool_of_integers", "mean_pool", "mean_of_few_channels", "depthwise"]),
     *((ROWWISE, "softmax", {"shape": shape, "dtype": "float16"}) for shape in [(128, 10), (9, 67), (3, 4, 256), (1, 100), (1031, 5)]),
     *((ROWWISE, "layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (2, 61, 12)]),
