@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kerneldecl.analysis.combined_columns import combining_threads
+from kerneldecl.analysis.combined_columns import chunk_rows, combining_threads, has_warps
 from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES, WARP_LANES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import (
@@ -123,10 +123,10 @@ def _along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> It
         vectors = rows.elements // width
         if row_threads > threads or rows.row_count % tile or not _fits(row_threads, vectors, unroll):
             continue
-        block_rows = largest_divisor(rows.row_count // tile, threads // row_threads)
-        for chunks in _chunks(gpu, rows.row_count // (block_rows * tile), vectors, row_threads):
-            tiling = _RowTiling(width=width, threads=row_threads, rows=block_rows, unroll=unroll, tile=tile, chunks=chunks)
-            params = {"strided": False, "threads": row_threads, "rows": block_rows, "width": width, "unroll": unroll, "chunks": chunks}
+        count = block_rows(rows.row_count // tile, threads // row_threads)
+        for chunks in _chunks(gpu, -(-rows.row_count // (count * tile)), vectors, row_threads):
+            tiling = _RowTiling(width=width, threads=row_threads, rows=count, unroll=unroll, tile=tile, chunks=chunks)
+            params = {"strided": False, "threads": row_threads, "rows": count, "width": width, "unroll": unroll, "chunks": chunks}
             works = (_row_work(rows, gpu, tiling), *_combining(gpu, rows.row_count, chunks))
             yield params | ({"tile": tile} if tiles else {}), works
 
@@ -163,6 +163,15 @@ def largest_divisor(number: int, most: int) -> int:
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
+def block_rows(count: int, most: int) -> int:
+    """Return how many of `count` rows a block has, at most `most`: a divisor, so that the last one is whole, if one is more than half.
+
+    A GPU starts a block of few threads no sooner than one of many.
+    """
+    whole, full = largest_divisor(count, most), min(count, most)
+    return whole if 2 * whole > full else full
+
+
 def _fits(threads: int, vectors: int, unroll: int) -> bool:
     """Say whether threads find a vector each, or are as few as can be, and unrolled turns are many, but not mostly empty."""
     return (threads < 2 * vectors or threads == 1) and unroll in _unrolls(2 * vectors, threads)
@@ -192,7 +201,7 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     waste = slots * tiling.threads * tiling.chunks / vectors
     branches = rows.operands * int(not is_even and rows.operands <= 2 and (steps == 1 or access_bytes == VECTOR_BYTES))
     return Work(
-        blocks=rows.row_count // (tiling.rows * tiling.tile) * tiling.chunks,
+        blocks=-(-rows.row_count // tiling.tile * tiling.chunks // tiling.rows),
         threads=tiling.threads * tiling.rows,
         regs_per_thread=OTHER_REGISTERS
         + in_flight_bytes(tiling.unroll * (tiling.tile + rows.operands - 1) * access_bytes) // 4
@@ -219,20 +228,32 @@ def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
         yield Work(blocks=count, threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(-(-chunks // threads), 4))
 
 
-def _combining_columns(count: int, chunks: int) -> Iterator[Work]:
-    """Yield the work of a second kernel in which a thread combines the chunks of one column."""
-    if chunks > 1:
-        threads = combining_threads(count)
-        yield Work(blocks=-(-count // threads), threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(chunks, 4))
+def _combining_columns(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
+    """Yield the work of a second kernel in which a thread or a warp combines the chunks of one column."""
+    threads = combining_threads(count)
+    if has_warps(count):
+        yield from _combining(gpu, count, chunks)
+    elif chunks > 1:
+        yield Work(
+            blocks=-(-count // threads),
+            threads=threads,
+            l2_bytes=count * chunks * 4,
+            rounds=load_rounds(chunks, 4),
+            serial_cycles=chunks * BOUNDED_LOAD_CYCLES if count % threads else 0.0,
+        )
 
 
 def _chunks(gpu: Gpu, blocks: int, vectors: int, threads: int) -> list[int]:
     """Return into how many chunks to cut each row: one, and where blocks are fewer than SMs, so many that each SM has some."""
-    wanted = [gpu.sm_count * waves // blocks for waves in (1, 2, 4)] if blocks < gpu.sm_count else []
-    powers = (1 << max(0, want - 1).bit_length() for want in wanted)
     # Chunks are equally long.
-    found = (largest_divisor(vectors, power) for power in powers)
+    found = (largest_divisor(vectors, power) for power in _wanted_chunks(gpu, blocks))
     return list(dict.fromkeys([1, *(chunks for chunks in found if vectors // chunks >= threads)]))
+
+
+def _wanted_chunks(gpu: Gpu, blocks: int) -> list[int]:
+    """Return into how many chunks to cut blocks for one, two or four on each SM, powers of 2; none where blocks are enough."""
+    wanted = [gpu.sm_count * waves // blocks for waves in (1, 2, 4)] if blocks < gpu.sm_count else []
+    return [1 << max(0, want - 1).bit_length() for want in wanted]
 
 
 def _contiguous(block: Block) -> int:
@@ -249,7 +270,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     others = points(block, "spatial") // columns
     for width, rows, threads in itertools.product(access_widths(columns, element), COLUMN_ROWS, BLOCK_THREADS[:3]):
         vectors, is_narrow = columns // width, width * element < NARROW_BYTES
-        sides = _sides(vectors, threads // rows, is_padded=_is_padded(block))
+        sides = _sides(vectors, threads // rows)
         is_converted = len(block.reads) == 1 and element < 4
         is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and len(block.reads) == 1
         for side, unroll in itertools.product(sides, NARROW_UNROLL if is_narrow else UNROLL):
@@ -257,12 +278,12 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
                 continue
             blocks = others * -(-vectors // side)
+            combined = blocks * side * width if _is_padded(block) else others * columns
             rolled = 1.0 if is_converted else 1 + ROLLED_SHARE * (ENOUGH_UNROLLED / unroll - 1)
             # As on rows, there are chunks where blocks are few.
-            for chunks in _chunks(gpu, blocks, size, rows):
-                steps = -(-size // (chunks * rows))
-                # Padded columns are bounded where they are loaded alone, which lets loads cross.
-                has_bounds = size % (chunks * rows * unroll) > 0 and (vectors % side == 0 or not _is_padded(block))
+            for chunks in _column_chunks(gpu, blocks, size, rows, unroll):
+                steps = -(-chunk_rows(size, chunks, rows * unroll) // rows)
+                has_bounds = _has_bounds(block, size % (chunks * rows * unroll) > 0, vectors % side > 0, rows)
                 waste = -(-steps // unroll) * unroll * rows * chunks / size * blocks * side / (others * vectors)
                 work = Work(
                     blocks=blocks * chunks,
@@ -278,7 +299,27 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                     serial_cycles=has_bounds * _column_waits(steps, unroll) + _combining_cycles(rows, width),
                 )
                 params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
-                yield params, (work, *_combining_columns(points(block, "spatial"), chunks))
+                yield params, (work, *_combining_columns(gpu, combined, chunks))
+
+
+def _column_chunks(gpu: Gpu, blocks: int, size: int, rows: int, unroll: int) -> list[int]:
+    """Return into how many chunks to cut each column: as each row, and into whole turns where few numbers divide it."""
+    found = _chunks(gpu, blocks, size, rows)
+    for power in _wanted_chunks(gpu, blocks):
+        whole = largest_divisor(size, power)
+        if 2 * whole <= power:
+            found.append(-(-size // chunk_rows(size, power, rows * unroll)))
+    return list(dict.fromkeys(found))
+
+
+def _has_bounds(block: Block, has_rest: bool, has_partial: bool, rows: int) -> bool:
+    """Say whether additions test bounds, which no load crosses: of rows that are no whole turns, of columns only for single threads.
+
+    Padded columns and rows are bounded where they are loaded alone, and so are columns that several threads share.
+    """
+    if has_partial and _is_padded(block):
+        return False
+    return has_rest or (has_partial and rows == 1)
 
 
 def _touched_share(piece_bytes: int) -> float:
@@ -307,7 +348,7 @@ def _is_padded(block: Block) -> bool:
     return block.is_multiply_accumulate and len(block.reads) == 2 and len(reduced) == 1
 
 
-def _sides(vectors: int, most: int, *, is_padded: bool) -> list[int]:
+def _sides(vectors: int, most: int) -> list[int]:
     """Return how many threads along the columns to try: a divisor of all, and where that is less than half of `most`, that."""
     divisor = largest_divisor(vectors, most)
-    return [divisor, most] if is_padded and most >= WARP_LANES and 2 * divisor <= min(vectors, most) else [divisor]
+    return [divisor, most] if most >= WARP_LANES and 2 * divisor <= min(vectors, most) else [divisor]

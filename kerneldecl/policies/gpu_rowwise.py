@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, load_rounds, ranked
-from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
+from kerneldecl.policies.gpu_reduce import ROW_THREADS, block_rows
 from kerneldecl.policies.shared.reduction import rowwise_reductions
 from kerneldecl.policies.shared.traffic import largest, moved_bytes, points
 
@@ -63,7 +63,7 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         vectors = size // width
         if row_threads > threads or (row_threads >= 2 * vectors and row_threads > 1):
             continue
-        rows = _block_rows(count, threads // row_threads)
+        rows = block_rows(count, threads // row_threads)
         steps = -(-vectors // row_threads)
         is_kept = steps * width <= MAX_KEPT
         # A row that is not kept in registers is read again for each reduction, from L2.
@@ -92,15 +92,6 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             warp_cycles=WARP_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)
-
-
-def _block_rows(count: int, most: int) -> int:
-    """Return how many of `count` rows a block has, at most `most`: a divisor, so that the last one is whole, if one is more than half.
-
-    A GPU starts a block of few threads no sooner than one of many.
-    """
-    whole, full = largest_divisor(count, most), min(count, most)
-    return whole if 2 * whole > full else full
 
 
 def _weights(space: IterSpace, size: int) -> int:

@@ -81,7 +81,7 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
         )
         yield {"threads": threads, "rows": rows, "width": width} | ({"strip": strip} if strip else {}), (work,)
 
-    if max(access_widths(channels, element)) == 1:
+    if _has_lines(channels, element):
         yield from _columns(block, column, gpu, moved)
 
 
@@ -143,10 +143,19 @@ def _threads(block: Block, column: int) -> Iterator[tuple[int, int, int, int]]:
         threads = largest_divisor(channels // width, side)
         yield width, threads, largest_divisor(spatial // channels, max(1, block_threads // threads)), 0
     pixels = [axis.extent for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
-    if max(widths) == 1 and pixels:
+    if _has_lines(channels, dtype_bytes(largest(block).dtype)) and pixels:
         for strip in sorted({largest_divisor(pixels[-1], most) for most in STRIPS}):
             for threads in _line_threads(channels, spatial // (channels * strip)):
                 yield 1, threads, 0, strip
+
+
+def _has_lines(channels: int, element: int) -> bool:
+    """Say whether threads should also go over pixels and channels as one line: where a row of them has less than a sector of a pixel.
+
+    So it is where channels are no whole vectors, or a large prime number of them.
+    """
+    width = max(access_widths(channels, element))
+    return width == 1 or largest_divisor(channels // width, max(SIDE)) * width * element < min(SECTOR_BYTES, channels * element)
 
 
 def _line_threads(channels: int, strips: int) -> list[int]:

@@ -53,6 +53,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     if copy is not None:
         sch.compute_at(last.rv, nests[-1][2], preserve_unit_loops=True)
     row = sch.merge(*(nest[0] for nest in nests)) if len(nests) > 1 else nests[0][0]
+    is_whole = blocks.extent(sch, row) % rows == 0
     grid, ty = sch.split(row, [None, rows])
     sch.bind(grid, "blockIdx.x")
     sch.bind(ty, "threadIdx.y")
@@ -62,6 +63,8 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     for rv, (_, *loops) in zip(nested, nests, strict=True):
         if loops:
             _thread(sch, rv, loops, last.rv if copy is not None and rv is copy else None, is_unrolled=bool(params["in_registers"]))
+    if last.block.is_reduction and not is_whole:
+        thread_loops.store_rows(sch, last.rv, ty)
     return True
 
 

@@ -853,7 +853,9 @@ void shuffle(const void* mine, void* theirs, unsigned bytes, unsigned lane) {
   unsigned round = warp.round & 1;
   warp.slots[round][me().rank_in_cta % 32].assign((const uint8_t*)mine, (const uint8_t*)mine + bytes);
   meet_warp("a shuffle", [&] { warp.round++; });
-  memcpy(theirs, warp.slots[round][lane % 32].data(), bytes);
+  // What a lane gets of one that its block's last warp lacks is undefined: its own.
+  bool is_there = me().rank_in_cta / 32 * 32 + lane % 32 < me().cta->threads.size();
+  memcpy(theirs, is_there ? warp.slots[round][lane % 32].data() : mine, bytes);
 }
 
 void fence_proxy() {

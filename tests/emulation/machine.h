@@ -236,6 +236,8 @@ inline uint32_t matrix_transposed(uint32_t value) {  // movmatrix: lane 4 r + c 
   unsigned shift = column % 2 * 16;
   return (even >> shift & 0xffff) | (odd >> shift & 0xffff) << 16;
 }
+// All lanes of a block's warp have to come to a shuffle, so that all are active where its mask is asked for.
+inline unsigned __activemask() { return ~0u; }
 template <class T>
 T __shfl_sync(unsigned, T value, int lane, int width = 32) {
   unsigned own = machine::self->rank_in_cta % 32;
@@ -292,6 +294,7 @@ inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selectors)
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
   return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
 }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline unsigned __float_as_uint(float x) { return __float_as_int(x); }
 inline float __int_as_float(int x) {
   float value;

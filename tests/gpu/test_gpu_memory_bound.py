@@ -28,7 +28,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("reduce", {"op": op, "shape": (610, 71), "axes": (axis,), "dtype": "int8"}) for op in ("max", "min") for axis in (0, 1)),
     *(("reduce", {"op": "mean", "shape": (640, 1000), "axes": (axis,), "dtype": d}) for d in ("float16", "bfloat16") for axis in (0, 1)),
     *(("reduce", {"op": "mean", "shape": (6, 7, 10, 50), "axes": axes, "dtype": "float16"}) for axes in [(1, 3), (0, 2), (0, 1, 2, 3)]),
-    *(("reduce", {"op": "sum", "shape": shape, "axes": (0,)}) for shape in [(65536, 8), (300, 1), (4096, 331)]),
+    *(
+        ("reduce", {"op": "sum", "shape": shape, "axes": (0,)})
+        for shape in [(65536, 8), (300, 1), (4096, 331), (38791, 3), (10007, 521), (191, 27799)]
+    ),
+    *(("reduce", {"op": op, "shape": (16381, 67), "axes": (1,), "dtype": "float16"}) for op in ("max", "sum")),
     *(("softmax", {"shape": shape, "dtype": "float16"}) for shape in [(128, 10), (9, 67), (64, 1024), (1, 100), (3, 5, 10001)]),
     ("softmax", {"shape": (16334, 5), "dtype": "bfloat16"}),
     *(

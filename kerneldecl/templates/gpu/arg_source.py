@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from kerneldecl.analysis.arg_reduce import ArgReduceParams
 from kerneldecl.compiler.arg_reduce import ArgSpec
-from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
+from kerneldecl.templates.gpu.cuda_types import cuda_type, vector_types, widened
 
 _CONSTANTS = """
 constexpr int T = {threads}, W = {width}, U = {unroll}, PARTS = {parts}, ROWS = {rows}, COLUMNS = {columns};
@@ -147,8 +146,6 @@ def arg_source(spec: ArgSpec, params: ArgReduceParams) -> str:
         rows=spec.sizes.rows,
         columns=spec.sizes.columns,
         largest=spec.is_largest,
-        item=cuda_type(spec.dtype),
-        sum=cuda_type(accum),
         index=cuda_type(spec.index_dtype),
-        access=access_type(params.width * dtype_bytes(spec.dtype)),
+        **vector_types(spec.dtype, accum, params.width),
     )

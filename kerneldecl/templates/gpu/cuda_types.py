@@ -5,6 +5,8 @@ Knows nothing of kernels.
 
 from __future__ import annotations
 
+from kerneldecl.model import dtype_bytes
+
 _TYPES = {
     "float16": "half",
     "bfloat16": "nv_bfloat16",
@@ -29,6 +31,11 @@ def access_type(nbytes: int) -> str:
 def cuda_type(dtype: str) -> str:
     """Return CUDA's name of a dtype."""
     return _TYPES[dtype]
+
+
+def vector_types(dtype: str, accum: str, width: int) -> dict[str, str]:
+    """Return CUDA's names of an element, of what it is computed in, and of so many neighbours, as texts name them."""
+    return {"item": cuda_type(dtype), "sum": cuda_type(accum), "access": access_type(width * dtype_bytes(dtype))}
 
 
 def narrowed(dtype: str) -> str:

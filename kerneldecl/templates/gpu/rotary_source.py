@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from kerneldecl.analysis.rotary import RotaryParams
 from kerneldecl.compiler.rotary import RotarySpec
-from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
+from kerneldecl.templates.gpu.cuda_types import vector_types, widened
 
 _CONSTANTS = """
 constexpr int T = {threads}, W = {width}, H = {turned_heads}, SIZE = {size}, VECTORS = SIZE / 2 / W;
@@ -90,7 +89,5 @@ def rotary_source(spec: RotarySpec, params: RotaryParams) -> str:
         pairs=spec.pairs,
         x_first="x" in spec.interleaved,
         y_first="y" in spec.interleaved,
-        item=cuda_type(spec.dtype),
-        sum=cuda_type(spec.accum),
-        access=access_type(params.width * dtype_bytes(spec.dtype)),
+        **vector_types(spec.dtype, spec.accum, params.width),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from kerneldecl.analysis.scan import GpuScanColumnsParams, GpuScanParams
 from kerneldecl.compiler.scan import ScanSpec
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.scan_source import constants_of
+from kerneldecl.templates.gpu.scan_source import RUNNING, constants_of
 
 _WORK = """
 // Threads side by side; threads below one another, in all and in a warp; rows of a step.
@@ -85,13 +85,7 @@ __device__ __forceinline__ void scan_strip(const Item* __restrict__ x, Item* __r
     #pragma unroll
     for (int u = 0; u < U; u++) {
       if (exists && first + u < ROWS) {
-        Access out;
-        #pragma unroll
-        for (int w = 0; w < W; w++) {
-          Sum before = running[w];
-          running[w] += value(held[u], w);
-          reinterpret_cast<Item*>(&out)[w] = narrow(EXCLUSIVE ? before : running[w]);
-        }
+        {running}
         *reinterpret_cast<Access*>(y + base + place(first + u)) = out;
       }
       held[u] = next[u];
@@ -109,4 +103,4 @@ __device__ __forceinline__ void scan_columns(const Word* x, Word* y, Sum* cells,
 def scan_columns_source(spec: ScanSpec, params: GpuScanColumnsParams) -> str:
     """Return the text of the kernel's work, function `scan_columns`."""
     constants = constants_of(spec, GpuScanParams(params.threads, 1, params.unroll))
-    return constants + filled(_WORK, lanes=params.lanes, slices=params.slices(spec.sizes))
+    return constants + filled(_WORK, lanes=params.lanes, slices=params.slices(spec.sizes), running=RUNNING)

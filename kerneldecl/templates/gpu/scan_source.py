@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from kerneldecl.analysis.scan import GpuScanParams, ScanSizes
 from kerneldecl.compiler.scan import ScanSpec
-from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
+from kerneldecl.templates.gpu.cuda_types import vector_types, widened
 
 _CONSTANTS = """
 constexpr int T = {threads}, W = {width}, U = {unroll}, P = {parts};
@@ -19,6 +18,15 @@ using Item = {item};
 using Sum = {sum};
 using Access = {access};  // W neighbouring elements, which a thread loads or stores at once
 """
+
+RUNNING = """Access out;
+        #pragma unroll
+        for (int w = 0; w < W; w++) {
+          Sum before = running[w];
+          running[w] += value(held[u], w);
+          reinterpret_cast<Item*>(&out)[w] = narrow(EXCLUSIVE ? before : running[w]);
+        }"""
+"""A vector of the results of neighbouring columns, in `out`: `running` has what comes before it."""
 
 ROW_PARTS = """
 // Return the sum of all threads before this one, and leave the sum of all in `all`.
@@ -227,13 +235,7 @@ __device__ __forceinline__ void scan_of(const Item* __restrict__ x, const Sum* _
     #pragma unroll
     for (int u = 0; u < U; u++) {
       if (first + u < N) {
-        Access out;
-        #pragma unroll
-        for (int w = 0; w < W; w++) {
-          Sum before = running[w];
-          running[w] += value(held[u], w);
-          reinterpret_cast<Item*>(&out)[w] = narrow(EXCLUSIVE ? before : running[w]);
-        }
+        {running}
         *reinterpret_cast<Access*>(y + at.base + place(first + u) * I) = out;
       }
       held[u] = next[u];
@@ -264,7 +266,8 @@ def scan_source(spec: ScanSpec, params: GpuScanParams) -> str:
     sizes, width = spec.sizes, params.width(spec.sizes)
     blocks = params.blocks(sizes) * params.parts
     slices = -(-sizes.inner // (width * params.threads))
-    work = filled(ROW_PARTS + _ROWS if sizes.inner == 1 else _COLUMNS, blocks=blocks, slices=slices, outer=sizes.outer)
+    text = ROW_PARTS + _ROWS if sizes.inner == 1 else _COLUMNS
+    work = filled(text, blocks=blocks, slices=slices, outer=sizes.outer, running=RUNNING)
     return constants_of(spec, params) + work + _CALLED
 
 
@@ -282,9 +285,7 @@ def constants_of(spec: ScanSpec, params: GpuScanParams) -> str:
         part=params.part(sizes),
         reverse=spec.is_reverse,
         exclusive=spec.is_exclusive,
-        item=cuda_type(spec.dtype),
-        sum=cuda_type(spec.accum),
-        access=access_type(width * dtype_bytes(spec.dtype)),
+        **vector_types(spec.dtype, spec.accum, width),
     )
     return constants + widened(spec.dtype, spec.accum)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from kerneldecl.analysis.scatter import GpuScatterParams
 from kerneldecl.compiler.scatter import ScatterSpec
-from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
+from kerneldecl.templates.gpu.cuda_types import cuda_type, vector_types, widened
 
 _CONSTANTS = """
 constexpr int T = {threads}, LANES = {lanes}, W = {width}, G = T / LANES, R = {tile_rows}, C = LANES * W;
@@ -96,8 +95,6 @@ def scatter_source(spec: ScatterSpec, params: GpuScatterParams) -> str:
         columns=sizes.columns,
         updates=sizes.updates,
         has_base=sizes.has_base,
-        item=cuda_type(sizes.dtype),
-        sum=cuda_type(spec.accum),
         index=cuda_type(sizes.index_dtype),
-        access=access_type(params.width * dtype_bytes(sizes.dtype)),
+        **vector_types(sizes.dtype, spec.accum, params.width),
     )

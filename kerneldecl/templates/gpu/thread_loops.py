@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
-from kerneldecl.analysis.combined_columns import combining_threads
+from kerneldecl.analysis.combined_columns import chunk_rows, combining_threads, has_warps
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.compiler.intrinsics.int4_dot import dot_intrinsic, dot_pair_intrinsic
 from kerneldecl.model import Value, dtype_bytes
@@ -50,12 +50,12 @@ class RowTiling:
 def row_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], tiling: RowTiling) -> bool:
     """Schedule a reduction along rows: each thread reduces the elements it loads, then all threads of a row reduce their partial results.
 
-    With chunks, a second kernel reduces over them.
+    With chunks, a second kernel reduces over them. The last block may have fewer rows than the others.
     """
     row, along, lanes = _row_loops(sch, leaf, tiling.width)
     size, rows, block = blocks.extent(sch, along), blocks.extent(sch, row), leaf.rv
     long = [axis for axis in leaf.block.axes if axis.kind == "spatial" and axis.extent > 1]
-    if rows % (tiling.rows * tiling.tile) or size % tiling.chunks or (tiling.tile > 1 and len(long) != 1):
+    if rows % tiling.tile or size % tiling.chunks or (tiling.tile > 1 and len(long) != 1):
         return False
     row, tile = sch.split(row, [None, tiling.tile])
     if tiling.chunks > 1:
@@ -87,7 +87,10 @@ def _row_loops(sch: Schedule, leaf: blocks.Leaf, width: int) -> tuple[Any, Any, 
 def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequence[blocks.Leaf], tiling: RowTiling) -> None:
     # 1. Thread blocks: over rows, and along each row.
     row, tile, along, *lanes = loops
-    grid, ty = sch.split(row, [None, tiling.rows])
+    is_whole = blocks.extent(sch, row) % tiling.rows == 0
+    # Loads test the bounds of the last block's rows by themselves. If additions did, too, nvcc would make branches that loads do not cross.
+    is_loaded = not is_whole and all(map(_is_element, sch.get(block).reads))
+    grid, ty = sch.split(row, [None, tiling.rows], disable_predication=is_loaded)
     iterations, tx = sch.split(along, [None, tiling.threads])
     outer, inner = sch.split(iterations, [None, min(tiling.unroll, blocks.extent(sch, iterations))])
     if tiling.is_paired:
@@ -112,10 +115,18 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
         sch.reverse_compute_at(leaf.rv, ty, preserve_unit_loops=True)
     if rest:
         sch.set_scope(block, 0, "local")
+    elif not is_whole:
+        store_rows(sch, block, ty)
     sch.decompose_reduction(partial, outer)
     if not _dot_i4(sch, partial, lanes, tiling):
         for loop in lanes:
             sch.unroll(loop)
+
+
+def store_rows(sch: Schedule, block: Any, row: Any) -> None:
+    """Store what threads reduced for a row by a copy: it tests the bounds of rows, which TVM 0.27 forgets where it stores a reduction."""
+    copy = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(copy, row, preserve_unit_loops=True)
 
 
 def _dot_i4(sch: Schedule, block: Any, loops: Sequence[Any], tiling: RowTiling) -> bool:
@@ -139,11 +150,15 @@ def load_vectors(sch: Schedule, block: Any, loop: Any) -> None:
     """
     for at in range(len(sch.get(block).reads)):
         read = sch.get(block).reads[at]
-        if read.source.scope() != "global" or any(not isinstance(dim.extent, tirx.IntImm) or dim.extent != 1 for dim in read.region):
+        if read.source.scope() != "global" or not _is_element(read):
             continue
         copy = sch.cache_read(block, at, "local", consumer_blocks=[block])
         sch.compute_at(copy, loop, preserve_unit_loops=True)
         vectorize_copy(sch, copy)
+
+
+def _is_element(read: Any) -> bool:
+    return all(isinstance(dim.extent, tirx.IntImm) and dim.extent == 1 for dim in read.region)
 
 
 def compute_under(sch: Schedule, block: Any, loop: Any) -> None:
@@ -166,7 +181,11 @@ def _combine_chunks(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf]) -> N
     """Reduce over chunks in a second kernel, with a warp for each result."""
     row, chunk, tile = sch.get_loops(block)
     sch.reorder(row, tile, chunk)
-    row = sch.fuse(row, tile)
+    _combine_by_warps(sch, block, (sch.fuse(row, tile), chunk), rest)
+
+
+def _combine_by_warps(sch: Schedule, block: Any, loops: tuple[Any, Any], rest: Sequence[blocks.Leaf]) -> None:
+    row, chunk = loops
     _, tx = sch.split(chunk, [None, min(WARP_LANES, blocks.extent(sch, chunk))])
     sch.bind(row, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
@@ -212,10 +231,11 @@ def column_reduction(
     along = sch.fuse(*reduce)
     size, block = blocks.extent(sch, along), leaf.rv
     # Threads may be more than columns are left for: their loads and stores test bounds.
-    if leaf.block.axes[column].extent % tiling.width or size % tiling.chunks:
+    if leaf.block.axes[column].extent % tiling.width:
         return False
     if tiling.chunks > 1:
-        chunk, _ = sch.split(along, [tiling.chunks, None])
+        length = chunk_rows(size, tiling.chunks, tiling.rows * tiling.unroll)
+        chunk, _ = sch.split(along, [tiling.chunks, None if size % tiling.chunks == 0 else length])
         block = sch.rfactor(chunk, 0)
         *others, vectors, lane, chunk, along = sch.get_loops(block)
         others.append(chunk)
@@ -264,7 +284,9 @@ def _column_partials(
 ) -> Any:
     """Schedule the partial results of columns; return the loop over the loads that are in flight together."""
     others, vectors, lane, along = loops
-    columns, tx = sch.split(vectors, [None, tiling.threads])
+    is_whole = blocks.extent(sch, vectors) % tiling.threads == 0
+    is_loaded = not is_whole and tiling.rows > 1 and all(map(_is_element, sch.get(block).reads))
+    columns, tx = sch.split(vectors, [None, tiling.threads], disable_predication=is_loaded)
     iterations, ty = sch.split(along, [None, tiling.rows])
     outer, inner = sch.split(iterations, [None, min(tiling.unroll, blocks.extent(sch, iterations))])
     sch.reorder(*others, columns, ty, tx, outer, inner, lane) if tiling.rows > 1 else sch.reorder(
@@ -286,7 +308,7 @@ def _column_partials(
         sch.reverse_compute_at(accum, tx, preserve_unit_loops=True)
         vectorize_copy(sch, accum)
         sch.reverse_compute_at(block, grid, preserve_unit_loops=True)
-        _reduce_in_smem(sch, block, rest, tiling)
+        _reduce_in_smem(sch, block, rest, tiling, is_whole=is_whole)
     sch.bind(grid, "blockIdx.x")
     sch.unroll(inner)
     sch.unroll(lane)
@@ -295,11 +317,12 @@ def _column_partials(
     return inner
 
 
-def _reduce_in_smem(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf], tiling: ColumnTiling) -> None:
+def _reduce_in_smem(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf], tiling: ColumnTiling, *, is_whole: bool) -> None:
     """Reduce over the partial results of each column's threads, in shared memory."""
     ty, *columns = sch.get_loops(block)[1:]
     sch.reorder(*columns, ty)
-    column = sch.fuse(*columns)
+    # Of fused indices, TVM 0.27 forgets the bounds. All loops but the last one are of one iteration.
+    column = sch.fuse(*columns) if is_whole else columns[-1]
     if tiling.width % tiling.rows == 0:
         _, ty, tx = sch.split(column, [None, tiling.rows, tiling.threads])
         sch.bind(ty, "threadIdx.y")
@@ -319,9 +342,12 @@ def _finish_columns(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf], loop
 
 
 def _combine_columns(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf]) -> None:
-    """Reduce over chunks in a second kernel, with a thread for each column."""
-    *columns, _ = sch.get_loops(block)
+    """Reduce over chunks in a second kernel, with a thread or a warp for each column."""
+    *columns, chunk = sch.get_loops(block)
     column = sch.fuse(*columns)
+    if has_warps(blocks.extent(sch, column)):
+        _combine_by_warps(sch, block, (column, chunk), rest)
+        return
     grid, tx = sch.split(column, [None, combining_threads(blocks.extent(sch, column))])
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")

@@ -54,12 +54,15 @@ SMALL: list[Case] = [
     *((ELEMENTWISE, "tensor_ir", {"file": "tests/support/rearrangements.py", "function": name}) for name in ("joined", "cut", "turned")),
     *(
         (REDUCE, "reduce", {"op": "sum", "shape": shape, "axes": axes})
-        for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 4096), (1,))]
+        for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 4096), (1,)), ((1031, 24), (1,))]
     ),
     *((REDUCE, "reduce", {"op": "max", "shape": (61, 71), "axes": (axis,), "dtype": "int8"}) for axis in (0, 1)),
     *((REDUCE, "reduce", {"op": "mean", "shape": (64, 1000), "axes": (axis,), "dtype": "float16"}) for axis in (0, 1)),
     (REDUCE, "reduce", {"op": "mean", "shape": (6, 7, 10, 50), "axes": (1, 3), "dtype": "bfloat16"}),
-    (REDUCE, "reduce", {"op": "sum", "shape": (4096, 8), "axes": (0,)}),
+    *(
+        (REDUCE, "reduce", {"op": op, "shape": shape, "axes": (0,)})
+        for op, shape in [("sum", (4096, 8)), ("sum", (1031, 3)), ("max", (61, 2777))]
+    ),
     *map(sliding_window, ["max_pool", "max_pool_of_integers", "mean_pool", "mean_of_few_channels", "depthwise"]),
     *((ROWWISE, "softmax", {"shape": shape, "dtype": "float16"}) for shape in [(128, 10), (9, 67), (3, 4, 256), (1, 100), (1031, 5)]),
     *((ROWWISE, "layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (2, 61, 12)]),

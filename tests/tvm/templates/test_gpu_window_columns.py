@@ -28,11 +28,12 @@ CASES: list[tuple[str, dict[str, Any], int, int]] = [
     ("conv2d", SMALL | {"padding": 2, "dilation": 2}, 55, 8),
     ("conv2d", SMALL | {"h": 8}, 55, 8),
     ("pool2d", POOL, 30, 3),
+    ("pool2d", POOL | {"c": 2 * 67}, 134, 4),
 ]
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("name", "attrs", "threads", "column"), at((0, 2, 5), CASES))
+@pytest.mark.parametrize(("name", "attrs", "threads", "column"), at((0, 2, 5, 6), CASES))
 def test_right_results(name: str, attrs: dict[str, Any], threads: int, column: int) -> None:
     rule = load_rule(REPOSITORY, name).of(REPOSITORY, attrs)
     made = gpu_window.apply(canonical.lower(rule), {"rows": 0, "width": 1, "threads": threads, "column": column}, H200)
@@ -52,6 +53,15 @@ def test_few_odd_channels_have_columns_first() -> None:
     assert {each["column"] for each in columns} == {4, 8, 15}
     for params in columns:
         assert gpu_window.apply(mod, params, H200) is not None, params
+
+
+def test_twice_a_prime_of_channels_has_lines_first() -> None:
+    """223 vectors have no threads but one along the channels, whose neighbours load from pixels of 892 bytes."""
+    mod = canonical.lower(load_rule(REPOSITORY, "pool2d").of(REPOSITORY, POOL | {"n": 19, "h": 83, "w": 10, "c": 446}))
+    first, *others = policy.propose(iter_space(mod), H200, 20)
+    assert {"column", "strip"} & dict(first.candidate.params).keys()
+    for proposal in (first, *others):
+        assert gpu_window.apply(mod, dict(proposal.candidate.params), H200) is not None
 
 
 @pytest.mark.parametrize(("threads", "column"), [(7, 4), (55, 0)])
