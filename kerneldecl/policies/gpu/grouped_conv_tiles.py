@@ -14,7 +14,7 @@ from kerneldecl.analysis.grouped_conv_params import PIECE, ConvTile, GroupedConv
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import MMA_LATENCY_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle
-from kerneldecl.policies.gpu.time_model import DRAM_LATENCY_SECS, DRAM_SHARE, LINE_BYTES, SM_BYTES_PER_CLOCK, occupancy, p_norm
+from kerneldecl.policies.gpu.time_model import DRAM_LATENCY_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
 
 SIDES = (4, 7, 8, 14, 16, 28, 32, 56)
 """Rows and columns of a tile, besides those that cut an image evenly."""
@@ -134,9 +134,7 @@ def _cycles(sizes: GroupedConvSizes, params: GroupedConvParams, gpu: Gpu) -> tup
         loads += fragments / params.fragments * pairs * warp_tiles * 2
     item = dtype_bytes(sizes.out_dtype)
     staged = 2 * fragments * FRAGMENT * warp_tiles * N_TILE * item / gpu.smem_bytes_per_clock_per_sm
-    # L1 takes a line a cycle, whether a block needs all of it or its groups' part of a pixel.
     copied = params.tile(sizes).copied_bytes / gpu.smem_bytes_per_clock_per_sm
-    copied *= max(1.0, LINE_BYTES / (params.tile(sizes).slab * sizes.item_bytes))
     by_ldmatrix = sizes.channels % K_STEP == 0
     instructions = products + fragments * pairs * groups * (2 if by_ldmatrix else 8) + fragments * warp_tiles * 2 * RESULT_CYCLES
     piece = math.gcd(PIECE, params.tile(sizes).groups * sizes.channels)
