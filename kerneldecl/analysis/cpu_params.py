@@ -134,6 +134,24 @@ class CpuAttentionParams(NamedTuple):
         return Candidate.of("cpu_attention", self._asdict())
 
 
+class CpuDecodeParams(NamedTuple):
+    """The parameters of `cpu_attention_decode`: rows of queries that see the same head of keys, and register tiles of scores."""
+
+    rows: int
+    """Rows of queries of a task: a divisor of those that see the same head of keys."""
+    tile_m: int
+    """Rows of a register tile: a divisor of `rows`."""
+    tile_n: int
+    """Keys of a register tile of scores."""
+
+    def fits(self) -> bool:
+        """Say whether a kernel can be built."""
+        return self.rows >= 1 and 1 <= self.tile_m <= 8 and 1 <= self.tile_n <= 8
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_attention_decode", self._asdict())
+
+
 class CpuGroupNormParams(NamedTuple):
     """The parameters of `cpu_group_norm`."""
 
