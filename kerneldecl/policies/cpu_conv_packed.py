@@ -16,7 +16,7 @@ AUTO = {"cpu": 17}
 HAS_TRACES = False
 
 LEAST_TERMS = 32
-"""Products of one result at least: with fewer, copies take as long as they do."""
+"""Products of one result at least, with channels first: with fewer, copies take as long as they do."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -25,15 +25,15 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     With channels last, output channels that are whole vectors are left to `cpu_conv2d`, whose tiles divide them.
     """
     conv = convolution_of(space)
-    if conv is None or conv.taps * conv.channels < LEAST_TERMS:
+    if conv is None or (conv.is_first and conv.taps * conv.channels < LEAST_TERMS):
         return ()
-    if not conv.has_panels and conv.f % model.compute_lanes(arch.the_cpu, conv.dtype) == 0:
+    if not conv.is_first and conv.f % model.compute_lanes(arch.the_cpu, conv.dtype) == 0:
         return ()
     return model.ranked(estimate(TEMPLATES[0], conv, params, arch.the_cpu) for params in choices(conv, arch.the_cpu))[:top_k]
 
 
 def convolution_of(space: IterSpace) -> PhasedConv | None:
-    """Return the convolution of sequences or images in one group that a function is; None for any other. Panels: channels first."""
+    """Return the convolution of sequences or images in one group that a function is; None for any other."""
     block = model.two_operand_reduction(space)
     sides = 0 if block is None else (len(block.axes) - 3) // 2
     if block is None or sides not in (1, 2) or [axis.kind for axis in block.axes] != ["spatial"] * (2 + sides) + ["reduce"] * (1 + sides):
@@ -72,4 +72,5 @@ def _with_channels(space: IterSpace, block: Block, sides: int, *, is_last: bool)
         dtype=dtype,
         image_bytes=points_of(pixels) * dtype_bytes(dtype) if copied else 0,
         has_panels=has_panels,
+        is_first=not is_last,
     )

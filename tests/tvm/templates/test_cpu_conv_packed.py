@@ -93,4 +93,4 @@ def test_few_products_for_a_result_are_left_to_others() -> None:
 
 def test_output_channels_last_of_whole_vectors_are_left_to_tiles_that_divide_them() -> None:
     assert policy.propose(iter_space(canonical.lower(rule_of("conv2d", LAST | {"f": 24}))), ARCH, 5) == ()
-    assert policy.propose(iter_space(canonical.lower(rule_of("conv2d", LAST | {"f": 23}))), ARCH, 5) != ()
+    assert policy.propose(iter_space(canonical.lower(rule_of("conv2d", LAST | {"f": 23, "c": 3}))), ARCH, 5) != ()
