@@ -37,7 +37,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     if not panels or (tilings and panels[0].predicted_secs > CLOSE * tilings[0].predicted_secs):
         return ()
     half = -(-top_k // 2) if tilings else top_k
-    return tuple(sorted((*panels[:half], *tilings[: top_k - half]), key=lambda each: each.predicted_secs))
+    return tuple(sorted((*panels[:half], *tilings[:half]), key=lambda each: each.predicted_secs)[:top_k])
 
 
 def _is_worth_it(gemm: PanelGemm, arch: Arch) -> bool:
@@ -50,7 +50,8 @@ def panel_gemm_of(space: IterSpace, arch: Arch) -> PanelGemm | None:
     block, gemm = model.two_operand_reduction(space), cpu_matmul.gemm_of(space)
     if block is None or gemm is None or gemm.out_dtype != "float32" or not {read.dtype for read in block.reads} <= FLOATS:
         return None
-    pairs = has_bfloat16_dots(arch) and {read.dtype for read in block.reads} == {"bfloat16"}
+    has_vectors = gemm.n >= model.compute_lanes(arch.the_cpu, "float32")
+    pairs = has_vectors and has_bfloat16_dots(arch) and {read.dtype for read in block.reads} == {"bfloat16"}
     if any(gemm.computed):
         quantized = quantized_of(space) if pairs and gemm.computed == (False, True) else None
         return in_panels(quantized) if quantized is not None and quantized.bf16_group else None
@@ -63,5 +64,5 @@ def panel_gemm_of(space: IterSpace, arch: Arch) -> PanelGemm | None:
         weight_bytes=gemm.batch * gemm.n * gemm.k * gemm.b_bytes,
         is_a_row_major=gemm.is_a_row_major,
         is_b_row_major=gemm.is_b_row_major,
-        pairs=pairs and gemm.n >= model.compute_lanes(arch.the_cpu, "float32"),
+        pairs=pairs,
     )
