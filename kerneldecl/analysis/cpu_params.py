@@ -67,6 +67,32 @@ class CpuQuantizedParams(NamedTuple):
         return Candidate.of("cpu_matmul_quantized", self._asdict())
 
 
+SERIAL_PRODUCTS = 1 << 17
+"""Products of a GEMM by panels up to which one core computes it, in microseconds: starting threads takes as long."""
+SERIAL_ELEMENTS = 1 << 15
+"""Elements of A up to which one core copies it for panels."""
+
+
+class CpuPanelParams(NamedTuple):
+    """The parameters of `cpu_matmul_panels`: register tiles of rows by vectors of columns, and blocks that stay in caches."""
+
+    tile_m: int
+    """Rows of A of a register tile."""
+    vectors: int
+    """Vectors of columns of a register tile, and of a panel of B."""
+    block_k: int
+    """Elements along k of a panel of B: whole steps of 32."""
+    block_m: int
+    """Rows of A of a task."""
+
+    def fits(self) -> bool:
+        """Say whether a kernel can be built."""
+        return 1 <= self.tile_m <= 16 and 1 <= self.vectors <= 4 and self.block_k >= 1 and self.block_m >= 1
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_matmul_panels", self._asdict())
+
+
 class CpuInt8Params(NamedTuple):
     """The parameters of `cpu_matmul_int8`: register tiles of dot products along k, and their instruction."""
 
@@ -106,6 +132,24 @@ class CpuAttentionParams(NamedTuple):
 
     def candidate(self) -> Candidate:
         return Candidate.of("cpu_attention", self._asdict())
+
+
+class CpuDecodeParams(NamedTuple):
+    """The parameters of `cpu_attention_decode`: rows of queries that see the same head of keys, and register tiles of scores."""
+
+    rows: int
+    """Rows of queries of a task: a divisor of those that see the same head of keys."""
+    tile_m: int
+    """Rows of a register tile: a divisor of `rows`."""
+    tile_n: int
+    """Keys of a register tile of scores."""
+
+    def fits(self) -> bool:
+        """Say whether a kernel can be built."""
+        return self.rows >= 1 and 1 <= self.tile_m <= 8 and 1 <= self.tile_n <= 8
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_attention_decode", self._asdict())
 
 
 class CpuGroupNormParams(NamedTuple):

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from kerneldecl.analysis.cpu_features import has_bfloat16_dots
 from kerneldecl.analysis.cpu_params import CpuQuantizedParams
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.cpu import panel_gemm
 from kerneldecl.policies.cpu import time_model as model
 
-TEMPLATES = ("cpu_matmul_quantized", "cpu_matmul_quantized_bf16")
+TEMPLATES = ("cpu_matmul_quantized", "cpu_matmul_quantized_bf16", "cpu_matmul_panels")
 AUTO = {"cpu": 8}
 HAS_TRACES = False
 
@@ -33,8 +34,10 @@ BF16_STEP = 32
 BF16_OPERATIONS = {4: 4, 8: 8}
 """Instructions for a vector of weights of so many bits: widened, shifted, combined, looked up in a table, or widened, converted and scaled
 in halves, rounded. Two of them take the time of one product, which needs half of the units."""
-TABLE_CYCLES = 10.0
-"""Cycles of the table of a group of a row of W, by counting instructions."""
+TABLE_CYCLES = 5.0
+"""Cycles of the table of a group of a row of W: a dozen instructions, of which several start in a cycle."""
+BF16_SUM_CYCLES = 20.0
+"""Cycles in which a vector of partial sums becomes one result beside dot products: 16 and 64 rows by 4096 x 4096 (Zen 4, November 2026)."""
 LOADS = 0.125
 """Share of the loads that does not overlap with dot products in bfloat16: 3 x 8 rows take 2.9 ms, 2 x 8 3.4 (Zen 4, November 2026)."""
 BF16_CHAINS = 0.75
@@ -67,6 +70,9 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     found = [estimate(gemm, params, cpu) for params in choices(gemm, cpu)]
     if gemm.bf16_group and has_bfloat16_dots(arch):
         found += [bf16_estimate(gemm, params, cpu) for params in choices(gemm, cpu)]
+        if gemm.n >= model.compute_lanes(cpu, "float32"):
+            panels = in_panels(gemm)
+            found += [panel_gemm.estimate(panels, each, cpu) for each in panel_gemm.choices(panels, cpu)]
     return model.ranked(found)[:top_k]
 
 
@@ -85,6 +91,22 @@ def quantized_of(space: IterSpace) -> Quantized | None:
         return None
     is_bf16 = {read.dtype for read in block.reads} == {"bfloat16"} and block.reads[0].operand in space.inputs
     return Quantized(m, n, k, stored[0].shape[1] * n, bf16_group=_group(made, stored[0], n, k) if is_bf16 else 0)
+
+
+def in_panels(gemm: Quantized) -> panel_gemm.PanelGemm:
+    """Return the GEMM whose weights are dequantised into panels of pairs of bfloat16."""
+    return panel_gemm.PanelGemm(
+        batch=1,
+        m=gemm.m,
+        n=gemm.n,
+        k=gemm.k,
+        a_bytes=2,
+        weight_bytes=gemm.weight_bytes,
+        is_a_row_major=True,
+        is_b_row_major=False,
+        pairs=True,
+        bits=gemm.bits,
+    )
 
 
 def _group(made: Block, stored: Access, n: int, k: int) -> int:
@@ -135,7 +157,7 @@ def bf16_estimate(gemm: Quantized, params: CpuQuantizedParams, cpu: Cpu) -> mode
     loads = (params.tile_m + params.rows / 4) * cpu.vector_bytes / cpu.l1_bytes_per_cycle
     step = max(products, issued, loads, BF16_CHAINS * model.FMA_LATENCY_CYCLES) + LOADS * loads
     tables = gemm.k / gemm.bf16_group * params.rows * TABLE_CYCLES if gemm.bits < 8 else 0.0
-    cycles = strips * tiles * (gemm.k / BF16_STEP * step + tables + params.rows * params.tile_m * SUM_CYCLES)
+    cycles = strips * tiles * (gemm.k / BF16_STEP * step + tables + params.rows * params.tile_m * BF16_SUM_CYCLES)
     strip_bytes = params.tile_m * gemm.k * 2.0
     work = model.Work(
         compute_cycles=cycles / cpu.cores,

@@ -1,9 +1,9 @@
-"""Owns convolutions with channels first on CPUs: images are copied channels last, weights in panels; results are stored channels first.
+"""Owns convolutions on CPUs whose operands are copied first: images channels last with zeros around, weights in panels.
 
-Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names: images [n, c, h, w] or
-sequences [n, c, w] in one group, weights [f, c, taps].
+Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names: images [n, c, h, w] with
+weights [f, c, taps], or [n, h, w, c] with [taps, c, f], or sequences of either, in one group.
 
-Parameters, as of `cpu_conv2d_transpose`: tile_w, vectors, block_h, panels; `pack` is true.
+Parameters, as of `cpu_conv2d_transpose`: tile_w, vectors, block_h, panels; `pack` may be false with channels last.
 
 Returns a custom kernel, a PrimFunc without a trace.
 """
@@ -11,7 +11,7 @@ Returns a custom kernel, a PrimFunc without a trace.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import IRModule, tirx
 from tvm.ir import TensorLoad, Var
@@ -29,7 +29,7 @@ from kerneldecl.templates.shared.contraction import fuse_epilogue, only_reductio
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
-    """Return the convolution as one custom kernel, or None where the function is none with channels first."""
+    """Return the convolution as one custom kernel, or None where the function is none in one group."""
     chosen = CpuPhasedConvParams(**{name: params[name] for name in CpuPhasedConvParams._fields})  # type: ignore[arg-type]
     sch = Schedule(mod)
     block = only_reduction(sch)
@@ -51,60 +51,95 @@ def read(sch: Schedule) -> PhasedConv | None:
     args, axes = tuple(sch.mod["main"].params), tuple(axis.var for axis in last.iter_vars)
     if operands is None or not isinstance(last.body, BufferStore) or not last.body.buffer.same_as(args[-1]):
         return None
-    pixels, weights, sides = operands
-    pixel = _pixel(sch, fused.block, pixels)
+    sides, order = operands.sides, operands.order
+    pixel = _pixel(sch, fused.block, operands)
     sums = block.writes[0].source
-    value = last.body.value if fused.last is not None else sums[tuple(axes[: len(sides) + 2])]
+    place = axes[: len(sides) + 2]
+    value = last.body.value if fused.last is not None else sums[place]
     if pixel is None:
         return None
-    extents = [int(axis.dom.extent) for axis in block.iter_vars]
-    image, f, *places = axes[: len(sides) + 2]
+    image, f, *places = (place[at] for at in order.results)
     row = Var("row", "int64") if len(sides) == 1 else places[0]
     rows = Side(results=1, taps=1, offset=0, step=1, first=0, apart=1) if len(sides) == 1 else sides[0]
-    *height, width = (int(extent) for extent in pixels.ty.shape[2:])
+    shape = [int(operands.pixels.ty.shape[at]) for at in order.results]
+    *height, width = shape[2:]
     return PhasedConv(
         args=args,
-        images=extents[0],
+        images=shape[0],
         rows=rows,
         columns=sides[-1],
         stride=1,
-        channels=extents[len(sides) + 2],
-        f=extents[1],
+        channels=shape[1],
+        f=int(operands.weights.ty.shape[order.weights[0]]),
         accum=str(sums.ty.dtype),
         padded=(height[0] if height else 1, width),
         pixel=pixel,
-        weight=_weight(weights),
+        weight=_weight(operands),
         sums=sums,
         result=Element((image, row, places[-1], f), value),
-        place=(image, f, *places),
+        place=place,
     )
 
 
-def _operands(block: Any) -> tuple[Any, Any, list[Side]] | None:
-    """Return the buffers of pixels and of weights of a block that convolves with channels first, and its sides; None for another."""
-    axes = [axis.var for axis in block.iter_vars]
-    count = (len(axes) - 3) // 2
+class Order(NamedTuple):
+    """Where dimensions lie: for images, and results alike, those of the image, of channels and of places; for weights f, c and taps."""
+
+    results: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+def _orders(count: int) -> tuple[Order, Order]:
+    """Return the orders with channels first and with channels last, of so many sides."""
+    first = tuple(range(count + 2))
+    return Order(first, first), Order((0, count + 1, *range(1, count + 1)), (count + 1, count, *range(count)))
+
+
+class Operands(NamedTuple):
+    """What a convolution reads."""
+
+    pixels: Any
+    weights: Any
+    sides: list[Side]
+    order: Order
+
+
+def _operands(block: Any) -> Operands | None:
+    """Return what a block that convolves reads; None for another."""
+    count = (len(block.iter_vars) - 3) // 2
     body = block.body
-    if count not in (1, 2) or len(axes) != 2 * count + 3 or not isinstance(body, BufferStore) or not isinstance(body.value, Add):
+    if count not in (1, 2) or len(block.iter_vars) != 2 * count + 3 or not isinstance(body, BufferStore) or not isinstance(body.value, Add):
         return None
     product = body.value.b
     loads = [each.value if isinstance(each, Cast) else each for each in (product.a, product.b)] if isinstance(product, Mul) else []
     if len(loads) != 2 or not all(isinstance(each, TensorLoad) and len(each.indices) == count + 2 for each in loads):
         return None
+    found = (_operands_in(block, loads, order) for order in _orders(count))
+    return next((each for each in found if each is not None), None)
+
+
+def _operands_in(block: Any, loads: Sequence[Any], order: Order) -> Operands | None:
+    """Return what a block that convolves reads, if its axes and its operands' dimensions are in this order."""
     pixel, weight = loads
-    image, f, *places = axes[: count + 2]
-    c, *taps = axes[count + 2 :]
+    count = len(order.results) - 2
+    axes, extents = [axis.var for axis in block.iter_vars], [int(axis.dom.extent) for axis in block.iter_vars]
+    image, f, *places = order.results
+    # Reduced axes are in the order of the weights' dimensions, of which f is none.
+    _, c, *taps = (count + 2 + sorted(order.weights[1:]).index(at) if at in order.weights[1:] else -1 for at in order.weights)
     analyzer = Analyzer()
     for axis in block.iter_vars:
         analyzer.bind(axis.var, axis.dom)
-    sides, wanted = [], [image, c]
-    for at, (place, tap) in enumerate(zip(places, taps, strict=True)):
-        step, apart = (_coefficient(pixel.indices[2 + at], axes, var) for var in (place, tap))
-        wanted.append(place * step + tap * apart)
-        results, extent = (int(block.iter_vars[number].dom.extent) for number in (2 + at, count + 3 + at))
-        sides.append(Side(results, extent, offset=0, step=step, first=0, apart=apart))
-    found = ((pixel.indices, wanted), (weight.indices, (f, c, *taps)), (body.indices, axes[: count + 2]))
-    return (pixel.source, weight.source, sides) if all(_equal(analyzer, *pair) for pair in found) else None
+    sides, wanted = [], {order.results[0]: axes[image], order.results[1]: axes[c]}
+    for at, place, tap in zip(order.results[2:], places, taps, strict=True):
+        step, apart = (_coefficient(pixel.indices[at], axes, axes[axis]) for axis in (place, tap))
+        wanted[at] = axes[place] * step + axes[tap] * apart
+        sides.append(Side(extents[place], extents[tap], offset=0, step=step, first=0, apart=apart))
+    of_weight = dict(zip(order.weights, (axes[f], axes[c], *(axes[tap] for tap in taps)), strict=True))
+    pairs = (
+        (pixel.indices, [wanted[at] for at in range(count + 2)]),
+        (weight.indices, [of_weight[at] for at in range(count + 2)]),
+        (block.body.indices, axes[: count + 2]),
+    )
+    return Operands(pixel.source, weight.source, sides, order) if all(_equal(analyzer, *pair) for pair in pairs) else None
 
 
 def _coefficient(index: Any, axes: Sequence[Any], var: Any) -> int:
@@ -121,8 +156,9 @@ def _equal(analyzer: Analyzer, found: Sequence[Any], wanted: Sequence[Any]) -> b
     return len(found) == len(wanted) and all(analyzer.can_prove_equal(*pair) for pair in zip(found, wanted, strict=True))
 
 
-def _pixel(sch: Schedule, block: Any, buffer: Any) -> Element | None:
+def _pixel(sch: Schedule, block: Any, operands: Operands) -> Element | None:
     """Return how a pixel with zeros around is computed, of an image, a row, a column and a channel."""
+    buffer = operands.pixels
     axes: tuple[Any, ...] = tuple(Var(f"i{at}", "int64") for at in range(len(buffer.ty.shape)))
     value = buffer[axes]
     for producer in sch.get_producers(block):
@@ -132,12 +168,12 @@ def _pixel(sch: Schedule, block: Any, buffer: Any) -> Element | None:
             if not isinstance(made.body, BufferStore) or not _equal(Analyzer(), made.body.indices, axes):
                 return None
             value = made.body.value
-    image, channel, *places = axes
+    image, channel, *places = (axes[at] for at in operands.order.results)
     return Element((image, places[0] if len(places) == 2 else Var("row", "int64"), places[-1], channel), value)
 
 
-def _weight(buffer: Any) -> Element:
+def _weight(operands: Operands) -> Element:
     """Return a weight of a tap's row and column, an input and an output channel."""
-    axes = tuple(Var(f"w{at}", "int64") for at in range(len(buffer.ty.shape)))
-    f, c, *taps = axes
-    return Element((taps[0] if len(taps) == 2 else Var("row", "int64"), taps[-1], c, f), buffer[axes])
+    axes = tuple(Var(f"w{at}", "int64") for at in range(len(operands.weights.ty.shape)))
+    f, c, *taps = (axes[at] for at in operands.order.weights)
+    return Element((taps[0] if len(taps) == 2 else Var("row", "int64"), taps[-1], c, f), operands.weights[axes])

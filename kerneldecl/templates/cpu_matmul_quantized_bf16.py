@@ -19,8 +19,9 @@ from tvm.ir import TensorLoad
 from kerneldecl.analysis.cpu_features import has_bfloat16_dots
 from kerneldecl.analysis.cpu_params import CpuQuantizedParams
 from kerneldecl.model import Arch, Value
+from kerneldecl.templates.cpu.bf16_weights import STEP
 from kerneldecl.templates.cpu.gemm import read_gemm
-from kerneldecl.templates.cpu.quantized_bf16_kernel import STEP, build
+from kerneldecl.templates.cpu.quantized_bf16_kernel import build
 from kerneldecl.templates.cpu.quantized_kernel import QuantizedGemm
 from kerneldecl.templates.cpu_matmul_quantized import read
 

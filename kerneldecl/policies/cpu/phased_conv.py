@@ -42,6 +42,8 @@ class PhasedConv:
     """Bytes that are copied to have zeros around the images; 0 where they are read from the argument."""
     has_panels: bool
     """Whether the weights must be copied into panels."""
+    is_first: bool = False
+    """Whether channels come first, so that images are copied as well."""
 
 
 def choices(conv: PhasedConv, cpu: Cpu) -> Iterator[CpuPhasedConvParams]:
