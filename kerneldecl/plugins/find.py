@@ -6,6 +6,7 @@ Knows nothing of what the files hold.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -27,25 +28,38 @@ SINGULAR: Mapping[Kind, str] = {"rules": "rule", "policies": "policy", "template
 
 def plugin_folders(kind: Kind, root: Path) -> tuple[Path, ...]:
     """Return where plug-ins of a kind are looked for, in order: the workspace's folder, which need not exist, and the standard one."""
-    own, (standard, resolved) = root / kind, _standard_folder(PACKAGE, kind)
-    return (own,) if own.resolve() == resolved else (own, standard)
+    own, standard = _folders(kind, root, PACKAGE)
+    try:
+        # One call: this is asked thousands of times, and to resolve a path is a call for each of its folders.
+        is_standard = os.path.samefile(own, standard)
+    except FileNotFoundError:
+        is_standard = False
+    return (own,) if is_standard else (own, standard)
 
 
-@functools.cache
-def _standard_folder(package: Path, kind: Kind) -> tuple[Path, Path]:
-    """Return the folder of the standard plug-ins of a kind, as it is called and as it is."""
+@functools.lru_cache(maxsize=64)
+def _folders(kind: Kind, root: Path, package: Path) -> tuple[Path, Path]:
+    """Return the folders of a workspace's own plug-ins of a kind and of the standard ones."""
     standard = package / kind
     if kind == "rules" and not standard.is_dir():
         standard = package.parent / kind  # a checkout: only the wheel has them inside the package
-    return standard, standard.resolve()
+    return root / kind, standard
 
 
 def plugin_names(kind: Kind, root: Path) -> tuple[str, ...]:
     """Return the names that may be declared, sorted."""
     suffix = _suffix(kind)
-    files = (file for folder in plugin_folders(kind, root) for file in folder.glob(f"*{suffix}"))
-    stems = {file.stem for file in files if not file.stem.startswith("_") and (suffix == ".toml" or file.stem.isidentifier())}
+    files = (file for folder in plugin_folders(kind, root) for file in _listed(folder))
+    stems = {file.removesuffix(suffix) for file in files if file.endswith(suffix) and not file.startswith("_")}
+    stems = {stem for stem in stems if stem and (suffix == ".toml" or stem.isidentifier())}
     return tuple(sorted(stems | {HOST} if kind == "archs" else stems))
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def plugin_file(kind: Kind, root: Path, name: str) -> Path:
@@ -80,8 +94,8 @@ def shown_in(root: Path, file: Path) -> str:
 
 
 def _files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
-    files = (folder / f"{name}{_suffix(kind)}" for folder in plugin_folders(kind, root))
-    return tuple(file for file in files if file.is_file())
+    files = (os.path.join(folder, f"{name}{_suffix(kind)}") for folder in plugin_folders(kind, root))
+    return tuple(Path(file) for file in files if os.path.isfile(file))
 
 
 def _suffix(kind: Kind) -> str:
