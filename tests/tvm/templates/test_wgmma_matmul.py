@@ -57,12 +57,10 @@ OF_EACH_KIND = (
     "e4m3",
     "odd k, ping-pong",
     "odd sizes, tt",
-    "three consumers",
     "residual, staggered",
     "split-K, swapped",
     "split-K by a workspace, residual, odd sizes",
     "tfloat32, nn",
-    "packed int8, one operand transposed",
 )
 """Every layout and schedule, and dtypes of every size. Stream-K has a file of its own."""
 
