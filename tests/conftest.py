@@ -38,7 +38,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TVM_THREAD_POOL_SPIN_COUNT": "0"}
-"""Each process that runs tests has a core, and so have the workers of builds: further threads would wait in loops for what is done there."""
+"""Each process that runs tests has a core, and so have the workers of builds: further threads would wait in loops for work."""
 
 
 def pytest_configure() -> None:
