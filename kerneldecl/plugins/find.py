@@ -32,7 +32,7 @@ def plugin_folders(kind: Kind, root: Path) -> tuple[Path, ...]:
     try:
         # One call: this is asked thousands of times, and to resolve a path is a call for each of its folders.
         is_standard = os.path.samefile(own, standard)
-    except FileNotFoundError:
+    except OSError:  # there is none
         is_standard = False
     return (own,) if is_standard else (own, standard)
 
@@ -58,7 +58,7 @@ def plugin_names(kind: Kind, root: Path) -> tuple[str, ...]:
 def _listed(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # there is none, or it may not be read
         return []
 
 
