@@ -37,8 +37,14 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(MOST_AT_ONCE, len(os.sched_getaffinity(0)))
 
 
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TVM_THREAD_POOL_SPIN_COUNT": "0"}
+"""Each process that runs tests has a core, and so have the workers of builds: further threads would wait in loops for work."""
+
+
 def pytest_configure() -> None:
     """Have `inspect` describe frames without looking for their modules among thousands: TVMScript asks for the stack at each function."""
+    for name, value in THREADS.items():
+        os.environ.setdefault(name, value)
     inspect.getframeinfo = _frame_info  # type: ignore[assignment]
 
 

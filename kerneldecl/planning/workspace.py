@@ -164,15 +164,15 @@ def workspace_of(
         specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
     )
     of_policies = [files for several in plugins.values() for files in several.values()]
-    extra = {root / path for _, path in paths} | _followed(root, [*rules.values(), *custom_kernels.values()], of_policies)
+    extra = {root / path for _, path in paths} | _followed(root, [*rules.values(), *custom_kernels.values()], of_policies, seen)
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
     return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files, behind, seen)
 
 
-def _followed(root: Path, of_entries: Iterable[Iterable[Path]], of_policies: Iterable[Iterable[Path]]) -> set[Path]:
+def _followed(root: Path, of_entries: Iterable[Iterable[Path]], of_policies: Iterable[Iterable[Path]], seen: Reading) -> set[Path]:
     """Return the files of plug-ins that a build looks at to say whether anything was changed: the package answers for its own itself."""
     # A checkout is a workspace that holds kerneldecl itself, of which no snapshot has a copy.
-    templates = (plugin_files("templates", root, file.stem) for file in (root / "templates").glob("[!_]*.py"))
+    templates = (plugin_files("templates", root, file.stem, seen) for file in (root / "templates").glob("[!_]*.py"))
     own = {file for files in (*of_policies, *templates) for file in files if file.is_relative_to(root)}
     return {file for file in (*own, *(file for files in of_entries for file in files)) if not file.is_relative_to(PACKAGE)}
 

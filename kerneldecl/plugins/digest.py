@@ -5,7 +5,7 @@ Knows nothing of loading: imports are read from the text, and nothing is run.
 
 from __future__ import annotations
 
-import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,8 +109,8 @@ def path_in_digests(file: Path, root: Path) -> str:
     """Return the name of a file in digests: its path below its kind's folder, below the package, or below the workspace."""
     for kind in SINGULAR:
         for folder in plugin_folders(kind, root):
-            if file.is_relative_to(folder):
-                return f"{kind}/{file.relative_to(folder)}"
+            if (name := str(file)).startswith(f"{folder}{os.sep}"):
+                return f"{kind}/{name[len(str(folder)) + 1 :]}"
     if file.is_relative_to(PACKAGE):
         return str(file.relative_to(PACKAGE))
     return str(file.relative_to(root))
@@ -182,7 +182,7 @@ def _resolved(module: str, folders: Folders, seen: Reading) -> tuple[Path, ...]:
     if (module, folders) not in seen.modules:
         above, dot, _ = module.rpartition(".")
         path = module.replace(".", "/")
-        files = (folder / file for folder in folders for file in (f"{path}/__init__.py", f"{path}.py"))
-        own = tuple(itertools.islice(filter(Path.is_file, files), 1))
-        seen.modules[module, folders] = (*(_resolved(above, folders, seen) if dot else ()), *own)
+        files = (os.path.join(folder, file) for folder in folders for file in (f"{path}/__init__.py", f"{path}.py"))
+        own = next(filter(os.path.isfile, files), None)
+        seen.modules[module, folders] = (*(_resolved(above, folders, seen) if dot else ()), *([Path(own)] if own else ()))
     return seen.modules[module, folders]

@@ -53,9 +53,17 @@ def _which(folder: Path) -> tuple[int, int] | None:
 def plugin_names(kind: Kind, root: Path) -> tuple[str, ...]:
     """Return the names that may be declared, sorted."""
     suffix = _suffix(kind)
-    files = (file for folder in plugin_folders(kind, root) for file in folder.glob(f"*{suffix}"))
-    stems = {file.stem for file in files if not file.stem.startswith("_") and (suffix == ".toml" or file.stem.isidentifier())}
+    files = (file for folder in plugin_folders(kind, root) for file in _listed(folder))
+    stems = {file.removesuffix(suffix) for file in files if file.endswith(suffix) and not file.startswith("_")}
+    stems = {stem for stem in stems if stem and (suffix == ".toml" or stem.isidentifier())}
     return tuple(sorted(stems | {HOST} if kind == "archs" else stems))
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # there is none, or it may not be read
+        return []
 
 
 def plugin_file(kind: Kind, root: Path, name: str) -> Path:
@@ -90,8 +98,8 @@ def shown_in(root: Path, file: Path) -> str:
 
 
 def _files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
-    files = (folder / f"{name}{_suffix(kind)}" for folder in plugin_folders(kind, root))
-    return tuple(file for file in files if file.is_file())
+    files = (os.path.join(folder, f"{name}{_suffix(kind)}") for folder in plugin_folders(kind, root))
+    return tuple(Path(file) for file in files if os.path.isfile(file))
 
 
 def _suffix(kind: Kind) -> str:

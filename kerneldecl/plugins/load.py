@@ -54,7 +54,7 @@ def load_module(kind: Kind, root: Path, name: str) -> ModuleType:
 def custom_kernels(root: Path, path: str, mod: Any, arch: Arch) -> list[Any]:
     """Return the kernels that an entry's `specialize` file makes of a module; raise DeclarationError where the file fails."""
     file = root / path
-    package = _package_of(SPECIALIZE, (file.parent,), specialize_files(root, path))
+    package = _package_of(SPECIALIZE, (file.parent,), map(str, specialize_files(root, path)))
     with blamed(file, root, f"{file.name} fails to import"), _no_bytecode():
         module = importlib.import_module(f"{package}.{file.stem}")
     with blamed(file, root, "specialize() fails"):
@@ -103,31 +103,50 @@ def _package(kind: Kind, root: Path) -> str:
     """Return the name of the package whose modules are the files of a kind; edited files make another package."""
     folders = plugin_folders(kind, root)
     standard = b"".join(map(_standard_content, folders[1:]))
-    return _package_of(kind, folders, folders[0].rglob("*.py"), standard)
+    return _package_of(kind, folders, _python_files(folders[0]), standard)
 
 
 @functools.cache
 def _standard_content(folder: Path) -> bytes:
     """Return a digest of the standard plug-ins beside a workspace's own. A process reads them once: it keeps their modules, too."""
-    return _content(folder.rglob("*.py"))
+    return _content(_python_files(folder))
 
 
-def _content(files: Iterable[Path]) -> bytes:
+def _python_files(folder: Path) -> list[str]:
+    return [os.path.join(above, name) for above, _, names in os.walk(folder) for name in names if name.endswith(".py")]
+
+
+def _content(files: Iterable[str]) -> bytes:
     content = hashlib.sha256()
     for file in sorted(files):
-        content.update(os.fsencode(f"\n{file}\n") + file.read_bytes())
+        with open(file, "rb") as opened:
+            content.update(os.fsencode(f"\n{file}\n") + opened.read())
     return content.digest()
 
 
-def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[Path], beside: bytes = b"") -> str:
+def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[str], beside: bytes = b"") -> str:
     where = repr(tuple(folder.resolve() for folder in folders)).encode()
     name = f"{_SYNTHETIC}{kind}_{hashlib.sha256(where + _content(files) + beside).hexdigest()[:16]}"
     if name not in sys.modules:
         package = ModuleType(name)
         package.__path__ = [str(folder) for folder in folders]
-        importlib.invalidate_caches()  # else a file written within the clock's resolution is not seen
+        _forget_listings(folders)
         sys.modules[name] = package
     return name
+
+
+def _forget_listings(folders: Iterable[Path]) -> None:
+    """Have Python list these folders and those below them again: else a file written within the clock's resolution is not seen.
+
+    `importlib.invalidate_caches` would have it list all of site-packages, too.
+    """
+    for folder in map(str, folders):
+        for path, finder in list(sys.path_importer_cache.items()):
+            if path == folder or path.startswith(f"{folder}{os.sep}"):
+                if finder is None:  # there was no such folder
+                    del sys.path_importer_cache[path]
+                elif hasattr(finder, "invalidate_caches"):
+                    finder.invalidate_caches()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from kerneldecl.hardware.host import detect
+from kerneldecl.model import Cpu
 from kerneldecl.toolchain.cxx import compiler
 
 # Each line depends on the one before: a shift and an exclusive or, a cycle each on every x86-64 and Arm core of this
@@ -29,7 +31,7 @@ extern "C" unsigned long chain(unsigned long x, long steps) {
 """
 _CYCLES = 6
 _STEPS = 200_000
-_COPY_BYTES = 128 << 20
+LEAST_COPIED_BYTES, MOST_COPIED_BYTES = 32 << 20, 128 << 20
 
 
 def measured_peaks() -> dict[str, Any]:
@@ -48,10 +50,18 @@ def _clock_hz() -> float:
     return max(_CYCLES * _STEPS / _secs(lambda: chain(88172645463325252, _STEPS)) for _ in range(30))
 
 
+def copied_bytes(cpu: Cpu) -> int:
+    """Return how much is copied to measure bandwidth: with its copy, four times the last-level cache, of which little can be left in it.
+
+    Not more: most of the time goes to the first touch of these pages, before anything is measured.
+    """
+    return min(max(2 * cpu.l3_bytes, LEAST_COPIED_BYTES), MOST_COPIED_BYTES)
+
+
 @functools.cache
 def _dram_bytes_per_s() -> float:
     threads = int(os.environ.get("TVM_NUM_THREADS", "1"))
-    count = _COPY_BYTES // threads // 8
+    count = copied_bytes(detect().the_cpu) // threads // 8
     pairs = [(np.zeros(count), np.ones(count)) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         copies = [_secs(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs))) for _ in range(5)]

@@ -120,7 +120,7 @@ def _machine() -> Path:
                 shutil.rmtree(other)
             made = COMPILED / "being made"
             made.mkdir()
-            _compile(["-std=c++20", "-O1", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(made / "machine.o")])
+            _compile(["-std=c++20", "-O2", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(made / "machine.o")])
             _compile([*_FLAGS, *_HOOKS, f"-I{_headers()}", "-x", "c++-header", str(HERE / "machine.h"), "-o", str(made / "machine.h.gch")])
             made.rename(folder)
     return folder / "machine.o"

@@ -6,6 +6,7 @@ Knows nothing of what is tested.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -34,6 +35,16 @@ def only(chosen: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     listed = [case if isinstance(case, tuple) else (case,) for case in cases]
     assert set(chosen) <= {case[0] for case in listed}
     return [_case(case, case[0] not in chosen) for case in listed]
+
+
+def second(cases: Iterable[Any]) -> list[Any]:
+    """Return all cases as parameters. Of those of each class, the first, the third and so on run by default."""
+    met: Counter[type] = Counter()
+    found = []
+    for case in cases:
+        found.append(_case((case,), bool(met[type(case)] % 2)))
+        met[type(case)] += 1
+    return found
 
 
 def at(places: Collection[int], cases: Iterable[Any]) -> list[Any]:

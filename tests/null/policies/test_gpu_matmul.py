@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.iter_spaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 from support.thinned import every
@@ -132,7 +132,6 @@ def test_every_proposal_fits_the_gpu(policy: str, name: str, size: tuple[int, in
     dtypes=DTYPES,
     batch=st.sampled_from([0, 0, 3]),
 )
-@settings(max_examples=60, deadline=None)
 def test_every_proposal_fits_the_gpu_whatever_the_size(
     policy: str, name: str, size: tuple[int, int, int], layout: str, dtypes: tuple[str, str], batch: int
 ) -> None:
@@ -146,7 +145,6 @@ def test_every_proposal_fits_the_gpu_whatever_the_size(
     dtypes=DTYPES,
     top_k=st.integers(1, 60),
 )
-@settings(max_examples=40, deadline=None)
 def test_what_is_never_timed_would_not_be_proposed(
     name: str, size: tuple[int, int, int], layout: str, dtypes: tuple[str, str], top_k: int
 ) -> None:

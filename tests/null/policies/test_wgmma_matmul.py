@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.iter_spaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
@@ -54,7 +54,6 @@ def test_nothing_is_proposed_without_wgmma(name: str) -> None:
     accum_dtype=st.sampled_from(["float32", "float16"]),
 )
 @example(name="h200", dtype="float16", size=(521, 1, 1), layout="nn", batch=0, accum_dtype="float32")
-@settings(max_examples=100, deadline=None)
 def test_every_proposal_keeps_to_what_the_template_takes(
     name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int, accum_dtype: str
 ) -> None:
@@ -145,7 +144,6 @@ def _are_tma_loadable(read: Contraction, *, is_packed: bool = False, is_swapped:
     layout=LAYOUTS,
     top_k=st.integers(1, 60),
 )
-@settings(max_examples=40, deadline=None)
 def test_groups_that_are_never_timed_would_not_be_proposed(
     dtype: tuple[str, str], size: tuple[int, int, int], layout: str, top_k: int
 ) -> None:
@@ -353,7 +351,6 @@ def test_what_tensor_cores_do_not_take_is_left_to_other_policies() -> None:
 
 
 @given(size=st.tuples(EXTENTS, EXTENTS, EXTENTS), dtype=st.sampled_from(["float16", "int8"]), name=st.sampled_from(GPUS))
-@settings(max_examples=40, deadline=None)
 def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_longer(
     size: tuple[int, int, int], dtype: str, name: str
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from support.attention_cases import attributes
 from support.repository import REPOSITORY
 
@@ -58,7 +58,6 @@ def plain(made: Any, inputs: list[Array]) -> tuple[Array, Array]:
     return out if made.layout == "bhsd" else out.transpose(0, 2, 1, 3), sums
 
 
-@settings(max_examples=100, deadline=None)
 @given(attributes())
 def test_any_attention_is_what_plain_loops_compute(attrs: dict[str, Any]) -> None:
     made = rule(**attrs)
@@ -70,7 +69,6 @@ def test_any_attention_is_what_plain_loops_compute(attrs: dict[str, Any]) -> Non
         np.testing.assert_allclose(sums, want_sums, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(attributes())
 def test_counts_leave_out_what_no_query_sees(attrs: dict[str, Any]) -> None:
     made = rule(**attrs)

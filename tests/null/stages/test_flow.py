@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 from support.fakes import POLICY, RULE, TEMPLATE, Answer, DieRunner, FakeRunner, Request
 from support.spaces import ENTRIES, FAKES, HEAD, Built, Space
 
@@ -29,6 +30,7 @@ from kerneldecl.planning.last_build import read_state
 from kerneldecl.stages.conclude import INTERRUPTED
 from kerneldecl.store.lock import exclusive
 from kerneldecl.store.results import TuneResult
+from kerneldecl.toolchain.versions import PACKAGES, PINS
 from kerneldecl.tuning.events import Finished, Started, Step
 
 ALL = frozenset({"small", "large", "tabled"})
@@ -207,8 +209,13 @@ TOLD = {
 @pytest.fixture(autouse=True)
 def any_toolchain(monkeypatch: pytest.MonkeyPatch, fakes: Space) -> None:
     """Have whatever toolchain is declared be the installed one."""
-    packages = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi"}
-    monkeypatch.setattr(metadata, "version", lambda package: fakes.open().inputs.toolchain[packages[package]])
+    tools = {package: tool for tool, package in PACKAGES.items()}
+
+    def declared(package: str) -> str:
+        tool = tools[package]
+        return str(tomli.loads(fakes.read("workloads.toml")).get("toolchain", {}).get(tool, PINS[tool]))
+
+    monkeypatch.setattr(metadata, "version", declared)
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +229,8 @@ def built_fakes(tmp_path_factory: pytest.TempPathFactory) -> Space:
 
 def names_of(space: Space, cases: set[str]) -> frozenset[str]:
     """Return the names of the entries whose rule and attributes a runner was asked about."""
+    if not cases:
+        return NONE
     declared = {json.dumps([w.rule, dict(w.attrs)], sort_keys=True): w.name for w in space.open().declaration.workloads}
     return frozenset(declared[case] for case in cases)
 

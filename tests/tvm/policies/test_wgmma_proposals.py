@@ -10,7 +10,7 @@ import pytest
 from emulation import emulate
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
-from support.thinned import only
+from support.thinned import at, only
 
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
@@ -122,11 +122,14 @@ def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
 @needs_nvcc
 @pytest.mark.parametrize(
     "attrs",
-    [
-        {"m": 40, "n": 136, "k": 256, "dtype": "int8", "out_dtype": "float16", "epilogue": ("scale_rows", "scale_columns", "bias")},
-        {"m": 130, "n": 72, "k": 128, "dtype": "int8", "out_dtype": "bfloat16", "epilogue": ("scale", "gelu")},
-        {"m": 130, "n": 72, "k": 192, "dtype": "float8_e5m2", "out_dtype": "float16", "epilogue": ("scale_rows", "add")},
-    ],
+    at(
+        {0, 2},
+        [
+            {"m": 40, "n": 136, "k": 256, "dtype": "int8", "out_dtype": "float16", "epilogue": ("scale_rows", "scale_columns", "bias")},
+            {"m": 130, "n": 72, "k": 128, "dtype": "int8", "out_dtype": "bfloat16", "epilogue": ("scale", "gelu")},
+            {"m": 130, "n": 72, "k": 192, "dtype": "float8_e5m2", "out_dtype": "float16", "epilogue": ("scale_rows", "add")},
+        ],
+    ),
     ids=lambda attrs: "_".join((attrs["dtype"], *attrs["epilogue"])),
 )
 def test_the_first_choice_scales_as_the_rule_does(attrs: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.cpus import AVX2, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
+from support.thinned import at
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
@@ -48,17 +49,20 @@ def error(rule: Any, params: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize(
     "attrs",
-    [
-        {"kh": 4, "kw": 4, "epilogue": ("bias", "relu")},
-        {"extra": 1, "layout": "nchw", "epilogue": ("bias", "add")},
-        {"kh": 2, "kw": 2, "padding": 0, "f": 16},  # no zeros around: X itself is read
-        {"kh": 2, "kw": 3, "stride": 3, "padding": 0, "extra": 2},  # a phase without taps
-        {"kh": 5, "stride": 1, "dtype": "float16", "epilogue": ("gelu",)},
-        {"kh": 7, "stride": 4, "padding": 2, "layout": "nchw", "dtype": "bfloat16"},
-        {"stride": 4, "padding": 2, "dtype": "int8"},
-        {"dtype": "float64"},
-        {"n": 1, "h": 1, "w": 1, "f": 1, "kh": 2, "stride": 1, "padding": 0},
-    ],
+    at(
+        {0, 1, 3, 5, 6, 8},
+        [
+            {"kh": 4, "kw": 4, "epilogue": ("bias", "relu")},
+            {"extra": 1, "layout": "nchw", "epilogue": ("bias", "add")},
+            {"kh": 2, "kw": 2, "padding": 0, "f": 16},  # no zeros around: X itself is read
+            {"kh": 2, "kw": 3, "stride": 3, "padding": 0, "extra": 2},  # a phase without taps
+            {"kh": 5, "stride": 1, "dtype": "float16", "epilogue": ("gelu",)},
+            {"kh": 7, "stride": 4, "padding": 2, "layout": "nchw", "dtype": "bfloat16"},
+            {"stride": 4, "padding": 2, "dtype": "int8"},
+            {"dtype": "float64"},
+            {"n": 1, "h": 1, "w": 1, "f": 1, "kh": 2, "stride": 1, "padding": 0},
+        ],
+    ),
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
 def test_proposals_compute_the_reference(attrs: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.cpus import AVX2, runnable
 from support.repository import REPOSITORY
@@ -65,7 +65,6 @@ def plain_kernel() -> Any:
     return built({}, PARAMS)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 37), min_size=5, max_size=5))
 def test_any_offsets_are_right(ends: list[int]) -> None:
     """Groups without rows, of one row and of all; rows of no group give zero, even where they hold NaN."""

@@ -269,8 +269,7 @@ SUITED = {
 """For each template a function that it schedules."""
 
 
-@pytest.mark.parametrize("template", SUITED)
-@pytest.mark.parametrize("other", SUITED)
+@pytest.mark.parametrize(("other", "template"), every(2, SUITED, SUITED))
 def test_unsuitable_functions_give_none_and_never_an_error(template: str, other: str) -> None:
     """Parameters made for one function are tried on all others: what applies by chance must compute the reference."""
     apply = importlib.import_module(f"kerneldecl.templates.{template}").apply

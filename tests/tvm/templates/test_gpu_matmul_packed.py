@@ -83,12 +83,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
 OF_EACH_KIND = (
     "twelve rows that come in rounds, a cluster with uneven rounds",
     "one row, in bulk, thread blocks that share rows, L2 prefetch",
-    "nine rows, zero points, in bulk, a cluster, steps of 64",
     "one row",
     "sixteen rows, bfloat16, groups of 32, rows beyond n, a cluster",
     "31 rows, scaled weights, a scale for each column, a cluster with a short end",
-    "31 rows that come with steps of 64, a cluster",
-    "MXFP4, bfloat16",
     "NVFP4",
 )
 

@@ -193,7 +193,7 @@ def test_a_mean_far_from_zero_costs_no_precision() -> None:
     [
         (*LONG[0], "h200"),
         (*LONG[1], "h200"),
-        (*LONG[0], "t4"),
+        pytest.param(*LONG[0], "t4", marks=pytest.mark.slow),
         (*LONG[2], "a100-80gb"),
         pytest.param(*LONG[3], "h200", marks=pytest.mark.slow),
     ],

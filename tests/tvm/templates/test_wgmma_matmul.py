@@ -53,18 +53,13 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 OF_EACH_KIND = (
     "context of interleaved heads",
     "prefetched by clusters",
-    "cluster of two columns, a tile without rows, swapped",
     "e4m3",
     "odd k, ping-pong",
-    "odd sizes, tt",
-    "three consumers",
-    "residual, staggered",
     "split-K, swapped",
     "split-K by a workspace, residual, odd sizes",
     "tfloat32, nn",
-    "packed int8, one operand transposed",
 )
-"""Every layout and schedule, and dtypes of every size. Stream-K has a file of its own."""
+"""Schedules that differ in what they wait for, and dtypes of every size. Stream-K has a file of its own."""
 
 
 @needs_nvcc

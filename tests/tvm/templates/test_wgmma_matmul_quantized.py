@@ -127,11 +127,9 @@ OF_EACH_KIND = (
     "one row, k-tiles of 128",
     "bfloat16, zero points, groups of 32, two MMA tiles, split-K",
     "a scale for each column, fewer columns than a tile, PDL",
-    "MXFP4, bfloat16, k-tiles of 128, two MMA tiles, split-K",
     "NVFP4, bias and residual, odd k-tiles",
     "multicast",
     "float8, odd sizes, bias and residual",
-    "float8, two MMA tiles, columns of two blocks",
     "e5m2, three consumers",
 )
 SIZES = ((1, 4096, 4096), (16, 8192, 8192), (64, 512, 1024), (256, 8192, 8192), (4096, 4096, 4096))
