@@ -44,7 +44,7 @@ def _standard_folder(package: Path, kind: Kind) -> tuple[Path, tuple[int, int] |
 def _which(folder: Path) -> tuple[int, int] | None:
     """Return what two paths of one folder have in common; None where there is none. Resolving paths looks at each folder above."""
     try:
-        status = os.stat(folder)  # noqa: PTH116  a policy is looked for hundreds of times an entry
+        status = os.stat(folder)
     except OSError:
         return None
     return status.st_dev, status.st_ino
