@@ -100,7 +100,7 @@ STEPS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "written, in the benchmark": (_benchmarked, DECODE | {"rule": "attention_decode", "queries": 1}, MASKED),
     "written by three": (lambda: _written([PAST, 2, 11]), MASKED | {"queries": 3}, MASKED),
 }
-"""A step, what its attention is on an H200 in float16, and on the host."""
+"""A step, what its attention is where there are kernels for a cache, and where there are none."""
 
 
 @pytest.fixture(scope="module", params=only(("written",), STEPS))
@@ -131,16 +131,16 @@ def test_a_step_computes_what_torch_does(step: tuple[str, Path]) -> None:
         np.testing.assert_allclose(got.numpy(), want.numpy(), atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("arch", ["h200", "host"])
-def test_a_step_has_the_attention_that_its_target_has_a_kernel_for(step: tuple[str, Path], arch: str) -> None:
+@pytest.mark.parametrize(("arch", "policy"), [("h200", "auto"), ("host", "auto"), ("host", "cpu_attention")])
+def test_a_step_has_the_attention_that_its_target_has_a_kernel_for(step: tuple[str, Path], arch: str, policy: str) -> None:
     name, path = step
-    fuses = fused_kernels.by_policies(ROOT, load_arch(ROOT, arch))
+    fuses = fused_kernels.by_policies(ROOT, load_arch(ROOT, arch), policy)
     mod = read_model.fused(read_model.read_model(str(path), dtype="float16"), fuses=fuses)
-    wanted = STEPS[name][1 if arch == "h200" else 2]
+    wanted = STEPS[name][1 if policy == "auto" else 2]
     [found] = attentions(mod)
     assert {key: found.get(key) for key in wanted} == wanted
     assert "mask" in wanted or "mask" not in found
     noted = "the positions of its queries are not known to follow each other"
-    assert [each.endswith(noted) for each in noted_of(mod)] == [True] * (LAYERS if (name, arch) == ("written by three", "h200") else 0)
+    assert [each.endswith(noted) for each in noted_of(mod)] == [True] * (LAYERS if (name, policy) == ("written by three", "auto") else 0)
     lengths = [each for each, _, calls in read_model.called(mod) if "clip" in each and calls == 1]
     assert len(lengths) == (wanted["rule"] == "attention_decode"), "all layers have the same lengths"
