@@ -20,8 +20,8 @@ FLOATS = frozenset({"float32", "float16", "bfloat16"})
 LEAST_ROWS = 2
 """Rows and columns of C at least: with one row, each weight is used once, and panels take longer to write than to use."""
 LEAST_FMAS = 1 << 24
-"""Fused multiply-adds of a GEMM of whole vectors at least: a smaller one takes under a millisecond either way, and `cpu_matmul` leaves a trace,
-which other tuners go on from."""
+"""Fused multiply-adds of a GEMM of whole vectors at least: a smaller one takes under a millisecond either way, and `cpu_matmul` leaves a
+trace, which other tuners go on from."""
 
 CLOSE = 1.15
 """Predicted times of panels by those of `cpu_matmul` up to which both are raced: neither model is surer."""
