@@ -67,8 +67,8 @@ class CpuQuantizedParams(NamedTuple):
         return Candidate.of("cpu_matmul_quantized", self._asdict())
 
 
-SERIAL_PRODUCTS = 1 << 17
-"""Products of a GEMM by panels up to which one core computes it, in microseconds: starting threads takes as long."""
+SERIAL_FMAS = 1 << 17
+"""Fused multiply-adds of a GEMM by panels up to which one core computes it, in microseconds: starting threads takes as long."""
 SERIAL_ELEMENTS = 1 << 15
 """Elements of A up to which one core copies it for panels."""
 

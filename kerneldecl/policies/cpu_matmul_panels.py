@@ -18,10 +18,10 @@ HAS_TRACES = False
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 LEAST_ROWS = 2
-"""Rows and columns of C at least: with one row, each weight is used once, and panels take longer than products."""
-LEAST_PRODUCTS = 1 << 24
-"""Products of a GEMM of whole vectors at least: a smaller one takes under a millisecond either way, and `cpu_matmul` leaves a trace,
-which other tuners go on from."""
+"""Rows and columns of C at least: with one row, each weight is used once, and panels take longer to write than to use."""
+LEAST_FMAS = 1 << 24
+"""Fused multiply-adds of a GEMM of whole vectors at least: a smaller one takes under a millisecond either way, and `cpu_matmul` leaves a
+trace, which other tuners go on from."""
 
 CLOSE = 1.15
 """Predicted times of panels by those of `cpu_matmul` up to which both are raced: neither model is surer."""
@@ -42,7 +42,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 def _is_worth_it(gemm: PanelGemm, arch: Arch) -> bool:
     lanes = model.compute_lanes(arch.the_cpu, "float32")
-    return gemm.pairs or gemm.n % lanes > 0 or gemm.batch * gemm.m * gemm.n * gemm.k >= LEAST_PRODUCTS
+    return gemm.pairs or gemm.n % lanes > 0 or gemm.batch * gemm.m * gemm.n * gemm.k >= LEAST_FMAS
 
 
 def panel_gemm_of(space: IterSpace, arch: Arch) -> PanelGemm | None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerneldecl.analysis.cpu_params import SERIAL_ELEMENTS, SERIAL_PRODUCTS, CpuPanelParams
+from kerneldecl.analysis.cpu_params import SERIAL_ELEMENTS, SERIAL_FMAS, CpuPanelParams
 from kerneldecl.model import Cpu
 from kerneldecl.policies.cpu import time_model as model
 
@@ -27,9 +27,9 @@ ELEMENT_CYCLES = 1.5
 STORE_CYCLES = 6.0
 """Cycles of a vector of results, with its epilogue, about."""
 STRIP_CYCLES = 60.0
-"""Cycles of a register tile of a block besides products: sums are loaded and stored."""
+"""Cycles of a register tile of a block besides its fused multiply-adds: accumulators are loaded and stored."""
 LOADS = 0.125
-"""Share of the loads that does not overlap with products, as in `cpu_matmul_quantized`."""
+"""Share of the loads that does not overlap with arithmetic, as in `cpu_matmul_quantized`."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ def estimate(gemm: PanelGemm, params: CpuPanelParams, cpu: Cpu) -> model.Estimat
     panels, strips = -(-gemm.n // width), -(-gemm.m // params.tile_m)
     rows = -(-strips // max(1, params.block_m // params.tile_m))
     blocks = -(-gemm.k // params.block_k)
-    products = params.tile_m * params.vectors / cpu.fma_per_cycle
+    fmas = params.tile_m * params.vectors / cpu.fma_per_cycle
     loads = (params.vectors + params.tile_m / 2) * cpu.vector_bytes / cpu.l1_bytes_per_cycle
-    cycles = max(products, loads, PAIRS_CHAIN_CYCLES if gemm.pairs else model.FMA_LATENCY_CYCLES) + LOADS * loads
+    cycles = max(fmas, loads, PAIRS_CHAIN_CYCLES if gemm.pairs else model.FMA_LATENCY_CYCLES) + LOADS * loads
     tiles = strips * (rows_of_panel * cycles + blocks * STRIP_CYCLES + params.tile_m * params.vectors * STORE_CYCLES)
     panel_bytes = min(params.block_k, gemm.k) * width * nbytes
     is_near = panel_bytes <= cpu.l1d_bytes / 2
@@ -90,7 +90,7 @@ def estimate(gemm: PanelGemm, params: CpuPanelParams, cpu: Cpu) -> model.Estimat
     if not is_near:
         packs += rows * blocks * 2 * panel_bytes / cpu.l2_bytes_per_cycle
     tasks = gemm.batch * panels * rows
-    is_parallel = tasks > 1 and gemm.batch * gemm.m * gemm.n * gemm.k > SERIAL_PRODUCTS
+    is_parallel = tasks > 1 and gemm.batch * gemm.m * gemm.n * gemm.k > SERIAL_FMAS
     busiest = model.busiest_share(tasks, cpu.cores) if is_parallel else 1.0
     share = busiest * gemm.batch * panels
     near_bytes = strips * (gemm.k * params.tile_m * nbytes + (0.0 if is_near else blocks * panel_bytes))

@@ -21,7 +21,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder.ir import prim_func
 
-from kerneldecl.analysis.cpu_params import SERIAL_ELEMENTS, SERIAL_PRODUCTS, CpuPanelParams
+from kerneldecl.analysis.cpu_params import SERIAL_ELEMENTS, SERIAL_FMAS, CpuPanelParams
 from kerneldecl.templates.cpu.bf16_weights import LLVM, PAIRS, Weights, dot
 from kerneldecl.templates.cpu.quantized_kernel import QuantizedGemm
 from kerneldecl.templates.cpu.splice import Element, Splice
@@ -199,7 +199,7 @@ def build(gemm: PanelGemm, params: CpuPanelParams, lanes: int, *, pairs: bool) -
 
 
 def _is_small(gemm: PanelGemm) -> bool:
-    return math.prod(gemm.batch) * gemm.m * gemm.n * gemm.k <= SERIAL_PRODUCTS
+    return math.prod(gemm.batch) * gemm.m * gemm.n * gemm.k <= SERIAL_FMAS
 
 
 def _tasks(count: int, *, is_small: bool) -> Any:
