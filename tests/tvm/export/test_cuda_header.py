@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from kerneldecl.compiler.cuda import cuda_program
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.declare.document import declare
 from kerneldecl.export.host_calls import KernelCall, TensorMap, Workspace, host_calls
-from kerneldecl.planning.lockfile import times_of
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import wgmma_attention
 from kerneldecl.toolchain import nvcc
@@ -124,7 +124,11 @@ def test_every_recorded_winner_is_exported(name: str) -> None:
 def test_host_code_of_all_headers_compiles(tmp_path: Path) -> None:
     """All in one program, whose device code stays PTX; machine code of each kind is compiled by another test."""
     headers = [header(entry, tmp_path, f"kernel_{at}") for at, entry in enumerate(entries().values())]
-    assert {*entries()} >= {name for name in times_of((REPOSITORY / "workloads.lock").read_text()) if name.endswith("@h200")}
+    locked = tomllib.loads((REPOSITORY / "workloads.lock").read_text())["entry"]
+    # One whose policy proposes what no GPU has measured yet has no record: a build ranks what was, and keeps that to itself.
+    whole = {entry["name"] for entry in locked if entry["name"].endswith("@h200") and "measured" not in entry}
+    assert len(whole) > 50
+    assert {*entries()} >= whole
     sized = [f"kernel_{at}_workspace_bytes" for at, path in enumerate(headers) if f"kernel_{at}_workspace_bytes" in path.read_text()]
     made = _compiled(
         headers, tmp_path, "-cuda", ["-std=c++17", "--expt-relaxed-constexpr", "-gencode", "arch=compute_90a,code=compute_90a"]
