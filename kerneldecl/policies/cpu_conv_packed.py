@@ -16,7 +16,7 @@ AUTO = {"cpu": 17}
 HAS_TRACES = False
 
 LEAST_TERMS = 32
-"""Products of one result at least, with channels first: with fewer, copies take as long as they do."""
+"""Multiply-adds of one result at least, with channels first: with fewer, copies take as long as they do."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:

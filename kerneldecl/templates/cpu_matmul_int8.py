@@ -15,16 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvm import IRModule, tirx
-from tvm.tirx import Add, BufferStore, Cast, Mul
+from tvm import IRModule
+from tvm.tirx import Cast
 
 from kerneldecl.analysis.cpu_features import byte_dots
 from kerneldecl.analysis.cpu_params import CpuInt8Params
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.cpu.gemm import Gemm, read_gemm
+from kerneldecl.templates.cpu.gemm_result import factors_of, result_of
 from kerneldecl.templates.cpu.int8_kernel import Int8Gemm, build, width_of
-from kerneldecl.templates.cpu.splice import Element
-from kerneldecl.templates.shared.contraction import merge
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
@@ -51,32 +50,13 @@ def read(gemm: Gemm) -> Int8Gemm | None:
     block, args = sch.get(gemm.block), tuple(sch.mod["main"].params)
     operands = [block.reads[operand.position].source for operand in (axes.a, axes.b)]
     positions = [at for each in operands for at, arg in enumerate(args) if arg.same_as(each)]
-    sums, result = block.writes[0].source, _result(gemm, args[-1])
-    if len(positions) != 2 or result is None or not _is_product(block) or any(str(each.ty.dtype) != "int8" for each in operands):
+    sums, result = block.writes[0].source, result_of(gemm, args[-1])
+    if len(positions) != 2 or result is None or not _is_multiply_add(block) or any(str(each.ty.dtype) != "int8" for each in operands):
         return None
     return Int8Gemm(args=args, m=m, n=n, k=k, a=positions[0], weights=positions[1], sums=sums, result=result)
 
 
-def _result(gemm: Gemm, out: Any) -> Element | None:
-    """Return how an element of C is made of a sum; None where C is not written at the axes."""
-    sums = gemm.sch.get(gemm.block).writes[0].source
-    if not gemm.epilogue:
-        axes = tuple(tirx.Var(f"i{at}", "int64") for at in range(2))
-        return Element(axes, sums[axes]) if sums.same_as(out) else None
-    last = gemm.sch.get(merge(gemm.sch, gemm.epilogue))
-    axes = tuple(axis.var for axis in last.iter_vars)
-    is_plain = isinstance(last.body, BufferStore) and last.body.buffer.same_as(out) and len(last.body.indices) == len(axes) == 2
-    return Element(axes, last.body.value) if is_plain and all(map(_is_same, last.body.indices, axes)) else None
-
-
-def _is_same(index: Any, axis: Any) -> bool:
-    return bool(index.same_as(axis))
-
-
-def _is_product(block: Any) -> bool:
-    """Say whether a block adds up products of two elements in int32."""
-    body = block.body
-    if not isinstance(body, BufferStore) or not isinstance(body.value, Add) or not isinstance(body.value.b, Mul):
-        return False
-    factors = body.value.b.a, body.value.b.b
-    return str(body.value.ty.dtype) == "int32" and all(isinstance(each, Cast) for each in factors)
+def _is_multiply_add(block: Any) -> bool:
+    """Say whether a block multiplies two converted elements and accumulates in int32."""
+    factors = factors_of(block, "int32")
+    return bool(factors) and all(isinstance(each, Cast) for each in factors)

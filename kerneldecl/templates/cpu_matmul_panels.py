@@ -17,21 +17,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvm import IRModule, tirx
+from tvm import IRModule
 from tvm.ir import TensorLoad
-from tvm.tirx import Add, BufferStore, Cast, Mul
+from tvm.tirx import Cast
 
 from kerneldecl.analysis.cpu_features import has_bfloat16_dots
 from kerneldecl.analysis.cpu_params import CpuPanelParams
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.cpu.bf16_weights import LANES, STEP
 from kerneldecl.templates.cpu.gemm import Gemm, Operand, read_gemm
+from kerneldecl.templates.cpu.gemm_result import factors_of, result_of
 from kerneldecl.templates.cpu.panel_kernel import PanelGemm, Stored, build
 from kerneldecl.templates.cpu.quantized_kernel import QuantizedGemm
-from kerneldecl.templates.cpu.splice import Element
 from kerneldecl.templates.cpu.vectors import has_vectors
 from kerneldecl.templates.cpu_matmul_quantized import read as read_quantized
-from kerneldecl.templates.shared.contraction import merge, plain_positions
+from kerneldecl.templates.shared.contraction import plain_positions
 
 PAIRS = "bfloat16"
 """Dtype of what vdpbf16ps multiplies."""
@@ -59,13 +59,13 @@ def read(gemm: Gemm) -> PanelGemm | None:
     sch, axes = gemm.sch, gemm.axes
     block, args = sch.get(gemm.block), tuple(sch.mod["main"].params)
     a = None if axes.a.position in gemm.computed else _stored(gemm, axes.a, args)
-    if a is None or not _is_product(block) or len(gemm.rest) > 1 or (gemm.rest and axes.batch):
+    if a is None or not _is_multiply_add(block) or len(gemm.rest) > 1 or (gemm.rest and axes.batch):
         return None
     m, n, k = gemm.mnk
     batch = tuple(gemm.extents[axis] for axis in axes.batch)
     c = _matrix(block.writes[0], gemm, (axes.m, axes.n), len(args) - 1)
     b = _quantized(gemm) if axes.b.position in gemm.computed else _stored(gemm, axes.b, args)
-    result = _result(gemm, args[-1]) if not isinstance(b, QuantizedGemm) else b.result
+    result = result_of(gemm, args[-1]) if not isinstance(b, QuantizedGemm) else b.result
     if b is None or c is None or result is None:
         return None
     return PanelGemm(args, batch, m, n, k, a, b, sums=block.writes[0].source, c=c, result=result, is_gated=bool(gemm.rest))
@@ -96,27 +96,7 @@ def _quantized(gemm: Gemm) -> QuantizedGemm | None:
     return found if found is not None and found.weight_dtype == PAIRS and found.group % STEP == 0 else None
 
 
-def _result(gemm: Gemm, out: Any) -> Element | None:
-    """Return how an element of C is made of a sum, or of several; None where C is not written at the axes."""
-    sums = gemm.sch.get(gemm.block).writes[0].source
-    blocks = gemm.rest or gemm.epilogue
-    if not blocks:
-        axes = tuple(tirx.Var(f"i{at}", "int64") for at in range(len(out.ty.shape)))
-        return Element(axes, sums[axes]) if sums.same_as(out) else None
-    last = gemm.sch.get(merge(gemm.sch, blocks))
-    axes = tuple(axis.var for axis in last.iter_vars)
-    is_plain = isinstance(last.body, BufferStore) and last.body.buffer.same_as(out) and len(last.body.indices) == len(axes)
-    return Element(axes, last.body.value) if is_plain and all(map(_is_same, last.body.indices, axes)) else None
-
-
-def _is_same(index: Any, axis: Any) -> bool:
-    return bool(index.same_as(axis))
-
-
-def _is_product(block: Any) -> bool:
-    """Say whether a block adds up products of two elements in float32."""
-    body = block.body
-    if not isinstance(body, BufferStore) or not isinstance(body.value, Add) or not isinstance(body.value.b, Mul):
-        return False
-    factors = [each.value if isinstance(each, Cast) else each for each in (body.value.b.a, body.value.b.b)]
-    return str(body.value.ty.dtype) == "float32" and all(isinstance(each, TensorLoad) for each in factors)
+def _is_multiply_add(block: Any) -> bool:
+    """Say whether a block multiplies two elements and accumulates in float32."""
+    factors = [each.value if isinstance(each, Cast) else each for each in factors_of(block, "float32")]
+    return bool(factors) and all(isinstance(each, TensorLoad) for each in factors)

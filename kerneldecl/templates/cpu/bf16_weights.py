@@ -49,7 +49,7 @@ define linkonce_odr hidden <32 x i16> @{ROUND}(<16 x float> %high, <16 x float> 
 
 
 def dot(sums: Any, a: Any, b: Any) -> Any:
-    """Return a vector of sums with the products of the pairs of two vectors added to each."""
+    """Return a vector of accumulators after vdpbf16ps: to each, the dot product of a pair of two vectors is added."""
     return tirx.call_pure_extern(f"float32x{LANES}", DOT, sums, a, b)
 
 

@@ -4,7 +4,7 @@ Knows nothing of how its parameters are chosen or of how a function is recognise
 
 A is copied once, in the order in which register tiles read it. A task copies a block of B along k into a panel that stays in the L1 or L2
 cache, multiplies all its rows of A by it, and keeps sums in memory from one block to the next. In bfloat16, elements are pairs of
-neighbours along k: vdpbf16ps adds both products to a float32, twice as many multiplications as by a fused multiply-add.
+neighbours along k: vdpbf16ps accumulates their dot product in float32, twice as many multiplications as by a fused multiply-add.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Kernel:
         return elements(buffer, index, self.lanes)
 
     def added(self, total: Any, at: int, one: Any, other: Any) -> None:
-        """Add the products of two vectors of elements to a vector of sums."""
+        """Accumulate the multiplication of two vectors of elements."""
         sums = load(total, (at,), self.lanes)
         store(total, (at,), dot(sums, one, other) if self.pairs else sums + one * other)
 
@@ -256,7 +256,7 @@ def _task(kernel: Kernel, task: Task, most: int) -> None:
 
 
 def _tile(kernel: Kernel, buffers: tuple[Any, Any], source: Sequence[Any], strip: Any, block: tuple[Any, Any, Any]) -> None:
-    """Add the products of a block along k to a register tile's sums."""
+    """Accumulate a block along k in a register tile."""
     panel, kept_sums = buffers
     number, first, steps = block
     lanes, places = kernel.lanes, range(0, kernel.width, kernel.lanes)
