@@ -5,7 +5,6 @@ Knows nothing of what is kept there. A server of files can serve the same folder
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -37,14 +36,17 @@ class FolderCache:
     def has(self, name: str) -> bool:
         return (self._root / name).is_file()
 
-    def put(self, name: str, content: bytes, *, replaces: bool = False) -> None:
+    def put(self, name: str, content: bytes, *, replaces: bool = False) -> bool:
         self._check_root()
         path = self._root / name
         try:
             self._write(path, content, replaces=replaces)
+        except FileExistsError:
+            return False
         except OSError as error:
             raise RefusedError(f"takes no writes: {error.strerror}") from None
         self.moved_bytes += len(content)
+        return True
 
     def abort(self) -> None:
         """Nothing ends the reading of a file."""
@@ -67,7 +69,6 @@ class FolderCache:
             if replaces:
                 Path(part).replace(path)
             else:
-                with contextlib.suppress(FileExistsError):
-                    path.hardlink_to(part)  # a link fails where there is a file, on a network file system, too
+                path.hardlink_to(part)  # a link fails where there is a file, on a network file system, too
         finally:
             Path(part).unlink(missing_ok=True)

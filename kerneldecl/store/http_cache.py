@@ -52,12 +52,13 @@ class HttpCache:
             _check(status, "reads")
         return status in _OK
 
-    def put(self, name: str, content: bytes, *, replaces: bool = False) -> None:
+    def put(self, name: str, content: bytes, *, replaces: bool = False) -> bool:
         kind = "application/json" if name.startswith("ac/") else "application/octet-stream"
         headers = {"Content-Type": kind} | ({} if replaces else {"If-None-Match": "*"})
         status, _ = self._request("PUT", name, headers, _CHUNK_BYTES, content)
         if status not in _THERE | {413}:  # what is too large for a server is not shared
             _check(status, "writes")
+        return status not in _THERE
 
     def abort(self) -> None:
         connection = self._connection

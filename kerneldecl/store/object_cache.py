@@ -53,13 +53,17 @@ class ObjectCache:
                 return False
         return True
 
-    def put(self, name: str, content: bytes, *, replaces: bool = False) -> None:
+    def put(self, name: str, content: bytes, *, replaces: bool = False) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        with _failing("writes"), contextlib.suppress(AlreadyExistsError):  # what is there stays
-            obstore.put(self._store, name, content, mode="overwrite" if replaces else "create", use_multipart=False)
+        with _failing("writes"):
+            try:
+                obstore.put(self._store, name, content, mode="overwrite" if replaces else "create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
         self.moved_bytes += len(content)
+        return True
 
     def abort(self) -> None:
         """A request ends by its own limit of time."""

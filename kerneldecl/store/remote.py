@@ -46,8 +46,11 @@ class Remote(Protocol):
         """Say whether anything is kept under a name; raise RemoteError."""
         ...
 
-    def put(self, name: str, content: bytes, *, replaces: bool = False) -> None:
-        """Keep content under a name. What is there stays, unless it is to be replaced, which a cache may refuse; raise RemoteError."""
+    def put(self, name: str, content: bytes, *, replaces: bool = False) -> bool:
+        """Keep content under a name, unless there is something: return False then; raise RemoteError.
+
+        What is to be replaced is replaced, which a cache may refuse. A server that has no conditional writes replaces it always.
+        """
         ...
 
     def abort(self) -> None:

@@ -193,7 +193,8 @@ class SharedStore:
         """Say that this build is about to make a record, unless another has said so in the last minutes; return whether it may.
 
         A claim ends by itself, so that one whose build was killed is in nobody's way. It is a courtesy: two that claim within the same
-        milliseconds, or machines whose clocks differ by minutes, both make the record, and the first one stays.
+        milliseconds on a server that replaces what is there, or machines whose clocks differ by minutes, both make the record, and the
+        first one stays.
         """
         if not self._access.writes or wanted in self._unsound | self._there:  # there is an entry that does not count here
             return True
@@ -206,8 +207,8 @@ class SharedStore:
         names = [f"ac/{digest(f'claim of {wanted.key} in {slot}'.encode())}" for slot in (now, now - 1)]
         if any(remote.has(name) for name in names):
             return True
-        remote.put(names[0], shared_entry.entry_text("claim", shared_entry.packed(b"", ()), ""))
-        return False
+        is_first = remote.put(names[0], shared_entry.entry_text("claim", shared_entry.packed(b"", ()), ""))
+        return not is_first or remote.has(names[1])  # one that claimed at the end of the last minute may have come in between
 
     def made_by_workers(self) -> list[Wanted]:
         """Return what other processes of this build have written into the local store: compile workers do."""

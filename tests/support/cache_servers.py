@@ -104,8 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(403, b"")
         elif self.server.fault == "validates entries":
             self._put_validated(content)
-        elif self.path in self.server.kept and self.headers["If-None-Match"] == "*":
-            self._answer(412, b"")
+        elif self.headers["If-None-Match"] == "*":  # of requests at once, one is first
+            self._answer(201 if self.server.kept.setdefault(self.path, content) is content else 412, b"")
         else:
             self.server.kept[self.path] = content
             self._answer(201, b"")

@@ -71,8 +71,8 @@ def test_a_store_does_what_a_remote_must(s3: str) -> None:
     cache = ObjectCache(s3, allow_http=True)
     assert cache.get("ac/x", 10) is None
     assert not cache.has("ac/x")
-    cache.put("ac/x", b"first")
-    cache.put("ac/x", b"second")
+    assert cache.put("ac/x", b"first")
+    assert not cache.put("ac/x", b"second")
     assert (cache.get("ac/x", 10), cache.has("ac/x")) == (b"first", True), "what is there stays"
     cache.put("ac/x", b"third", replaces=True)
     assert cache.get("ac/x", 10) == b"third"

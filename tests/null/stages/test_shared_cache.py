@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +29,10 @@ from kerneldecl.errors import ExitCode
 from kerneldecl.store import signing
 from kerneldecl.store.inside import is_digest
 from kerneldecl.store.keys import digest
-from kerneldecl.store.local import Record
-from kerneldecl.store.shared import store_of_worker
+from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.store.protocol import Wanted
+from kerneldecl.store.remote import SharedCache
+from kerneldecl.store.shared import SharedStore, access_to, store_of_worker
 
 KEPT = ("lower", "propose", "tune")
 
@@ -495,6 +498,25 @@ def test_a_build_without_a_cache_cannot_choose_its_mode(fakes: Space) -> None:
 
 
 # Several at once
+
+
+@pytest.mark.parametrize("kind", ["folder", "own"])
+def test_of_those_who_claim_at_once_one_may_tune(kind: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 8
+    monkeypatch.setattr("time.time", lambda: 600.0)
+    cache = SharedCache(server.url if kind == "own" else str(tmp_path), "read-write")
+    stores = [SharedStore(LocalStore(tmp_path / f"m{index}"), access_to(cache, tmp_path), lambda _: None) for index in range(count)]
+    barrier = threading.Barrier(count)
+
+    def claims(store: SharedStore, key: str) -> bool:
+        barrier.wait()
+        return store.claim(Wanted("tune", key, is_local=False))
+
+    with ThreadPoolExecutor(count) as pool:
+        for key in (digest(f"{index}".encode()) for index in range(20)):
+            assert sum(pool.map(claims, stores, [key] * count)) == 1
+    for store in stores:
+        store.close()
 
 
 @pytest.mark.slow
