@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -193,8 +194,8 @@ class SharedStore:
         """Say that this build is about to make a record, unless another has said so in the last minutes; return whether it may.
 
         A claim ends by itself, so that one whose build was killed is in nobody's way. It is a courtesy: two that claim within the same
-        milliseconds on a server that replaces what is there, or machines whose clocks differ by minutes, both make the record, and the
-        first one stays.
+        millisecond on a server without conditional writes, or machines whose clocks differ by minutes, both make the record, and the first
+        one stays.
         """
         if not self._access.writes or wanted in self._unsound | self._there:  # there is an entry that does not count here
             return True
@@ -207,8 +208,11 @@ class SharedStore:
         names = [f"ac/{digest(f'claim of {wanted.key} in {slot}'.encode())}" for slot in (now, now - 1)]
         if any(remote.has(name) for name in names):
             return True
-        is_first = remote.put(names[0], shared_entry.entry_text("claim", shared_entry.packed(b"", ()), ""))
-        return not is_first or remote.has(names[1])  # one that claimed at the end of the last minute may have come in between
+        pack = shared_entry.packed(secrets.token_bytes(16), ())
+        if not remote.put(names[0], shared_entry.entry_text("claim", pack, "")):
+            return True
+        # A server without conditional writes keeps the last claim; one made at the end of the last minute may have come in between.
+        return _is_of_another(remote.get(names[0], shared_entry.MOST_ENTRY_BYTES), pack) or remote.has(names[1])
 
     def made_by_workers(self) -> list[Wanted]:
         """Return what other processes of this build have written into the local store: compile workers do."""
@@ -328,6 +332,13 @@ class SharedStore:
         why = self._reading.why_closed or self._writing.why_closed
         if why and self._access.is_required:
             raise CacheError(f"{self._access.name} {why}; the workspace requires it (mode in [cache])")
+
+
+def _is_of_another(claim: bytes | None, pack: bytes) -> bool:
+    try:
+        return claim is not None and shared_entry.read_entry(claim).digest != digest(pack)
+    except EntryError:
+        return False
 
 
 def _is_shared(wanted: Wanted) -> bool:

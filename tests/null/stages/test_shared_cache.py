@@ -26,13 +26,14 @@ from support.repository import REPOSITORY
 from support.spaces import ENTRIES, FAKES, HEAD, Command, Space, clean_environment
 
 from kerneldecl.errors import ExitCode
-from kerneldecl.store import signing
+from kerneldecl.store import shared_entry, signing
+from kerneldecl.store.folder_cache import FolderCache
 from kerneldecl.store.inside import is_digest
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.store.protocol import Wanted
 from kerneldecl.store.remote import SharedCache
-from kerneldecl.store.shared import SharedStore, access_to, store_of_worker
+from kerneldecl.store.shared import Access, SharedStore, access_to, store_of_worker
 
 KEPT = ("lower", "propose", "tune")
 
@@ -517,6 +518,25 @@ def test_of_those_who_claim_at_once_one_may_tune(kind: str, server: Server, tmp_
             assert sum(pool.map(claims, stores, [key] * count)) == 1
     for store in stores:
         store.close()
+
+
+def test_a_claim_that_another_replaces_is_given_up(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+
+    class Replacing(FolderCache):
+        """Keeps the last write, as a server without conditional writes does; another build's comes at once behind ours."""
+
+        def put(self, name: str, content: bytes, *, replaces: bool = False) -> bool:
+            assert not replaces
+            assert super().put(name, content, replaces=True)
+            return super().put(name, another, replaces=True)
+
+    another = shared_entry.entry_text("claim", shared_entry.packed(b"another", ()), "")
+    access = Access(lambda: Replacing(folder), str(folder), writes=True)
+    store = SharedStore(LocalStore(tmp_path / "own"), access, lambda _: None)
+    assert not store.claim(Wanted("tune", digest(b"entry"), is_local=False))
+    store.close()
 
 
 @pytest.mark.slow
