@@ -61,8 +61,8 @@ def _across(space: IterSpace, block: Block, cpu: Cpu, counts: Sequence[int]) -> 
     width, size = block.axes[axis].extent, points(block, "reduce")
     others = points(block, "spatial") // width
     element, out = dtype_bytes(largest(block).dtype), dtype_bytes(block.writes[0].dtype)
-    every = itertools.product(_chunks(cpu, block, 1), counts, _columns(cpu, block, width), (True, False))
-    for chunks, steps, columns, is_parallel in every:
+    chunked = [(chunks, steps) for chunks in _chunks(cpu, block, 1) for steps in _steps(size, chunks, counts)]
+    for (chunks, steps), columns, is_parallel in itertools.product(chunked, _columns(cpu, block, width), (True, False)):
         groups = -(-width // columns)
         tasks = others * groups * chunks
         has_uneven_chunks = chunks > 1 and size % (chunks * steps) > 0
@@ -76,6 +76,12 @@ def _across(space: IterSpace, block: Block, cpu: Cpu, counts: Sequence[int]) -> 
         cycles += PARTIAL_CYCLES * points(block) if width % columns else 0.0
         params: Mapping[str, Value] = {"columns": columns, "steps": steps, "chunks": chunks, "parallel": is_parallel}
         yield params, stream_secs(cpu, Stream(moved_bytes(space), cycles, tasks), is_parallel=is_parallel)
+
+
+def _steps(size: int, chunks: int, counts: Sequence[int]) -> list[int]:
+    """Return how many rows to add up together: those of a policy; in chunks, which must be whole, first the most that divide one."""
+    dividing = [count for count in divisors(size // chunks) if count <= max(counts)] if chunks > 1 else []
+    return list(dict.fromkeys([*dividing[-1:], *counts]))
 
 
 def _chunks(cpu: Cpu, block: Block, rows: int) -> list[int]:

@@ -126,6 +126,12 @@ def test_columns_without_equal_groups_are_computed_together_or_by_a_few_vectors(
     assert columns == {10007, 64, 256}
 
 
+def test_rows_added_up_together_divide_a_chunk() -> None:
+    found = [dict(p.candidate.params) for p in cpu_reduce.propose(column_sum(30, 10007), arch(AVX512), 100)]
+    assert {params["steps"] for params in found if params["chunks"] == 2} == {3, 1}
+    assert {params["steps"] for params in found if params["chunks"] == 1} == {4, 2, 1}
+
+
 def test_a_scale_per_row_is_no_transpose() -> None:
     ij = axes({"i": 64, "j": 64})
     space = IterSpace(
