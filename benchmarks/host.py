@@ -37,6 +37,8 @@ MATMUL_RATIO_LIMIT = 0.8
 TUNING_SECS_LIMIT = 20.0
 SAMPLE_SECS = 1e-2
 """Approximate seconds of a sample, which has as many calls as fit."""
+WARM_SECS = 0.05
+"""Seconds of calls before a sample that are not counted."""
 ERROR_LIMIT = 1e-4
 HEAD = """\
 edition = 1
@@ -207,7 +209,7 @@ class Comparison:
 
 def _sample(call: Call, calls: int) -> float:
     settle()
-    _secs(call, max(1, calls // 4))  # warms up threads and caches
+    warm_up(call)
     return _secs(call, calls)
 
 
@@ -221,6 +223,17 @@ def settle() -> None:
         before = time.process_time()
         time.sleep(0.02)
         busy_secs = time.process_time() - before
+
+
+def warm_up(call: Call) -> None:
+    """Call until caches are filled and threads are where they stay.
+
+    After a sleep the system wakes a worker on the core where it ran last, also where the calling thread runs there by now, and parts them
+    10 ms later: until then they take turns, and a call takes twice as long. Rivals in turns meet that in most samples.
+    """
+    end = time.perf_counter() + WARM_SECS
+    while time.perf_counter() < end:
+        call()
 
 
 def _secs(call: Call, calls: int) -> float:

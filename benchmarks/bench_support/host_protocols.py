@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 from bench_support.table import interleaved, quantiles
-from host import settle
+from host import settle, warm_up
 
 Call = Callable[[], object]
 SAMPLE_SECS = 5e-3
-"""Approximate seconds of a sample; as many are not counted before it, so that threads are awake."""
+"""Approximate seconds of a sample."""
 FOREIGN_ELEMENTS = 1024
 
 
@@ -37,9 +37,9 @@ def sampled(calls: Mapping[str, Call], rounds: int) -> dict[str, dict[str, list[
 
 
 def _settled(calls: tuple[Call, ...], count: int) -> float:
-    """Return the seconds of one turn once the other contender's threads sleep and our own are awake."""
+    """Return the seconds of one turn once the other contender's threads sleep and our own are where they stay."""
     settle()
-    _secs(calls, count)
+    warm_up(lambda: _secs(calls, 1))
     return _secs(calls, count)
 
 

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import tvm_ffi
 
+from kerneldecl.artifact.thread_pool import leave_unbound
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.cuda_driver import LIBRARY
 from kerneldecl.hardware.vendor_libraries import load_vendor_library
@@ -36,6 +37,7 @@ def _load_runtime() -> Path:
     assert spec is not None, "apache-tvm is a dependency"
     assert spec.origin is not None, "apache-tvm is a package with an __init__.py"
     folder = Path(spec.origin).parent / "lib"
+    leave_unbound()
     ctypes.CDLL(str(folder / "libtvm_runtime.so"), mode=ctypes.RTLD_GLOBAL)
     offer_vendor_libraries()
     return folder
@@ -161,14 +163,6 @@ class Placed:
         capsule = ctypes.pythonapi.PyCapsule_New
         capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         return tvm_ffi.from_dlpack(capsule(ctypes.addressof(self._described), b"dltensor", None))
-
-
-def set_threads(count: int) -> None:
-    """Have parallel kernels run on so many threads, unless TVM_NUM_THREADS says otherwise or one has run already.
-
-    TVM's own choice is half of the logical cores, which is one where a machine has two.
-    """
-    os.environ.setdefault("TVM_NUM_THREADS", str(count))
 
 
 def load_library(library: Path, kind: str = "cpu") -> Any:

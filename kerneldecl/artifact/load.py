@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerneldecl.artifact.manifest import MANIFEST, artifact_defect, read_manifest
+from kerneldecl.artifact.thread_pool import set_threads
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ArtifactError
 
@@ -116,8 +117,6 @@ def load(path: str | Path, threads: int | None = None) -> Artifact:
     Every file is compared with the manifest before any code is loaded; raise ArtifactError where one differs.
     """
     folder, manifest = checked_artifact(path)
-    from kerneldecl.artifact.kernels import set_threads
-
     allowed = len(os.sched_getaffinity(0))
     cores = manifest["arch"]["cpu"]["cores"] if manifest["arch"]["kind"] == "cpu" else allowed
     set_threads(threads or min(cores, allowed))

@@ -94,6 +94,8 @@ def _library() -> Any:
     arch = manifest["arch"]
     allowed = len(os.sched_getaffinity(0))
     os.environ.setdefault("TVM_NUM_THREADS", str(min(arch["cpu"]["cores"], allowed) if arch["kind"] == "cpu" else allowed))
+    # Else TVM binds its threads to cores, and the calling thread may share one of them.
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
     spec = importlib.util.find_spec("tvm")
     folder = Path(spec.origin).parent / "lib" if spec and spec.origin else _HERE / "runtime"
     _load(folder / "libtvm_runtime.so")

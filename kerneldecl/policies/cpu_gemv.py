@@ -18,7 +18,7 @@ VECTORS = (4, 2, 1)
 ROWS = (1, 2, 4)
 """Rows that are computed together."""
 
-STEPS = (8, 4, 16, 1)
+STEPS = (8, 16, 4, 1)
 """Rows of a matrix with contiguous columns that are added up together, so that partial results are loaded and stored once for all of them.
 
 Measured on an AVX-512 Xeon in November 2026, 2048 x 1000 from L3, one core: 1.7 ms with 1 row, 0.7 with 4, 0.45 with 8 and with 16.

@@ -19,10 +19,11 @@ from tvm.runtime.vm import VirtualMachine
 from tvm.support import cc
 
 from kerneldecl.artifact.archive import ARCHIVE, unpack_objects
-from kerneldecl.artifact.kernels import offer_vendor_libraries, set_threads
+from kerneldecl.artifact.kernels import offer_vendor_libraries
 from kerneldecl.artifact.load import checked_artifact, load
 from kerneldecl.artifact.manifest import symbols_of, with_called
 from kerneldecl.artifact.model_library import link_model
+from kerneldecl.artifact.thread_pool import leave_unbound, set_threads
 from kerneldecl.errors import ArtifactError
 from kerneldecl.relax.bound_model import BoundModel
 from kerneldecl.relax.signature import WEIGHTS_DIGEST, weights_path
@@ -147,6 +148,7 @@ def _machine(library: Path, artifact: str | Path | None, device: Any) -> Any:
         _check_all(called, symbols_of(kernels.manifest), kernels.folder)
         module.import_module(kernels.library)
     offer_vendor_libraries()
+    leave_unbound()
     set_threads(len(os.sched_getaffinity(0)))  # unless the artifact has chosen
     return VirtualMachine(module, device)
 

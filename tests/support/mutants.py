@@ -141,7 +141,7 @@ def _commands(*lines: str) -> Callable[[Space, random.Random], str]:
 
 
 def _load(space: Space, _: random.Random) -> str:
-    with mock.patch("kerneldecl.artifact.kernels.load_library"), mock.patch("kerneldecl.artifact.kernels.set_threads"):
+    with mock.patch("kerneldecl.artifact.kernels.load_library"), mock.patch("kerneldecl.artifact.load.set_threads"):
         return _ends(functools.partial(load, space.artifact("box")))
 
 

@@ -284,7 +284,7 @@ class Space:
 
 def clean_environment() -> dict[str, str]:
     """Return the environment without what would change how the command behaves; what this process imports, others can, too."""
-    dropped = {"CI", "NO_COLOR", "FORCE_COLOR", "TVM_NUM_THREADS"}
+    dropped = {"CI", "NO_COLOR", "FORCE_COLOR", "TVM_NUM_THREADS", "TVM_BIND_THREADS"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

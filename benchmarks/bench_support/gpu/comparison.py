@@ -134,7 +134,9 @@ def kernel_call(built: Built, sets: Sequence[Args], outputs: int = 1) -> Call:
     import tvm_ffi
 
     from kerneldecl.artifact.kernels import Placed
+    from kerneldecl.artifact.thread_pool import leave_unbound
 
+    leave_unbound()  # as for those who load an artifact
     kernel = tvm_ffi.load_module(built.library)[built.symbol]
     rows = [(x[None], w, y[None]) for w, x, y in sets] if built.takes_row else sets
     placed = [[_placed(argument) for argument in args] for args in rows]

@@ -108,6 +108,30 @@ def test_rows_computed_together_divide_the_rows() -> None:
     assert rows == {1, 2}
 
 
+@pytest.mark.parametrize("cores", [2, 16])
+def test_columns_are_cut_into_equal_groups(cores: int) -> None:
+    """The condition of a partial group would be evaluated in all of them."""
+    cpu = replace(AVX512, cores=cores)
+    for width in (1000, 4096, 19488):
+        for proposal in cpu_reduce.propose(column_sum(128, width), arch(cpu), 6):
+            params = dict(proposal.candidate.params)
+            columns = params["columns"]
+            assert isinstance(columns, int)
+            assert width % columns == 0
+            assert columns * 8 <= cpu.l1d_bytes
+
+
+def test_columns_without_equal_groups_are_computed_together_or_by_a_few_vectors() -> None:
+    columns = {dict(p.candidate.params)["columns"] for p in cpu_reduce.propose(column_sum(128, 10007), arch(AVX512), 100)}
+    assert columns == {10007, 64, 256}
+
+
+def test_rows_added_up_together_divide_a_chunk() -> None:
+    found = [dict(p.candidate.params) for p in cpu_reduce.propose(column_sum(30, 10007), arch(AVX512), 100)]
+    assert {params["steps"] for params in found if params["chunks"] == 2} == {3, 1}
+    assert {params["steps"] for params in found if params["chunks"] == 1} == {4, 2, 1}
+
+
 def test_a_scale_per_row_is_no_transpose() -> None:
     ij = axes({"i": 64, "j": 64})
     space = IterSpace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -226,6 +227,7 @@ CASES = [
     *((ROWWISE, softmax, (shape,)) for shape in [(7, 6), (9, 67), (3, 4, 64), (1, 100)]),
     *((ROWWISE, layer_norm, args) for args in [((6, 64),), ((3, 2, 45),), ((5, 37), "float16"), ((1, 1, 9),)]),
     *((GEMV, gemv, (n, k, layout)) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1)]),
+    *((GEMV, gemv, (n, 19, "t")) for n in (320, 579, 1031)),
     *((GEMV, gemv, (16, 67, layout, dtype)) for layout, dtype in [("n", "int8"), ("t", "float16")]),
     *((GEMV, gemv_i4, args) for args in [(1, 32, 16, True), (12, 256, 128, True), (12, 256, 128, False), (33, 96, 6, False)]),
     *((FALLBACK, softmax, (shape, axis)) for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((4, 16), 0), ((5, 1), 1)]),
@@ -285,6 +287,17 @@ def test_rows_that_half_vectors_divide_have_no_partial_iteration(vectors: int) -
     made = softmax((9, 68))
     sch = importlib.import_module(f"kerneldecl.templates.{ROWWISE}").apply(made.mod, {"vectors": vectors, "parallel": False}, ARCH)
     assert "pragma_loop_partition_hint" not in sch.mod.script()
+    made.check(sch)
+
+
+@pytest.mark.parametrize("columns", [64, 192, 320, 579])
+def test_many_columns_are_a_loop_of_vectors(columns: int) -> None:
+    """As one vector, each of its registers would have instructions of its own."""
+    made = gemv(2 * columns, 19, "t")
+    params = {"columns": columns, "steps": 4, "chunks": 1, "parallel": False}
+    sch = importlib.import_module(f"kerneldecl.templates.{GEMV}").apply(made.mod, params, ARCH)
+    vectors = set(re.findall(r"T\.vectorized\((?:T\.int64\()?(\d+)", sch.mod.script()))
+    assert vectors == ({"64"} if columns % 64 == 0 else set())
     made.check(sch)
 
 
