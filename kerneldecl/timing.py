@@ -27,7 +27,7 @@ TIMINGS = ("cool", "steady", "isolated", "both")
 DEFAULT_TIMING = "cool"
 _MEASURING: Mapping[str, Mapping[str, str]] = {
     # A CPU's clock does not depend on what ran a millisecond before: there is nothing to rest from.
-    "cpu": {"cool": "cpu-warm-1", "steady": "cpu-warm-1", "isolated": "cpu-isolated-1", "both": "cpu-both-1"},
+    "cpu": {"cool": "cpu-warm-2", "steady": "cpu-warm-2", "isolated": "cpu-isolated-2", "both": "cpu-both-2"},
     "cuda": {
         "cool": "cuda-graph-cold-3",
         "steady": "cuda-graph-steady-1",

@@ -11,7 +11,7 @@ from kerneldecl.timing import PROTOCOLS, TIMINGS, measuring, raced, timing_in_wo
 
 
 def test_the_keys_of_what_was_measured_before_stay() -> None:
-    assert (measuring("cpu"), measuring("cuda")) == ("cpu-warm-1", "cuda-graph-cold-3")
+    assert (measuring("cpu"), measuring("cuda")) == ("cpu-warm-2", "cuda-graph-cold-3")
 
 
 def test_a_timing_has_a_key_of_its_own_where_the_outcome_is_its_own() -> None:
@@ -29,4 +29,4 @@ def test_a_race_is_run_under_protocols_of_its_device(kind: str, timing: str) -> 
 
 def test_a_key_of_another_version_tells_no_timing() -> None:
     assert timing_of("cuda", "cuda-graph-cold-2") == ""
-    assert timing_of("", "cpu-warm-1") == ""
+    assert timing_of("", "cpu-warm-2") == ""
