@@ -77,12 +77,14 @@ LISTS: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"rows": 50, "columns": 64, "updates": 1200, "index_dtype": "int32"}, {"part_rows": 16, "rows": 4, "threads": 64}),
     ({"rows": 5, "columns": 8, "updates": 1, "dtype": "int64"}, {"width": 2, "lanes": 4, "part_rows": 3}),
     ({"rows": 700, "columns": 16, "updates": 3000, "dtype": "bfloat16"}, {"width": 8, "lanes": 2, "part_rows": 600, "rows": 8}),
+    ({"rows": 37, "columns": 77, "updates": 500, "dtype": "float16"}, {"width": 4}),  # elements that lie apart, and columns behind the last
+    ({"rows": 3, "columns": 3, "updates": 300, "dtype": "int64", "base": False}, {"width": 2, "lanes": 1, "rows": 4}),
 ]
 LIST_PARAMS: dict[str, Value] = {"threads": 32, "lanes": 16, "width": 4, "rows": 2, "part_rows": 8}
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 2}, LISTS), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({0, 2, 5}, LISTS), ids=str)
 def test_rows_with_lists_of_updates_have_right_results(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of("scatter_add", **attrs)
     kernel = gpu_scatter_rows.apply(canonical.lower(rule), LIST_PARAMS | params, H200)
@@ -119,6 +121,18 @@ def test_where_many_updates_may_go_to_one_row_lists_come_first() -> None:
     proposals = policy_of("gpu", "scatter_add").propose(space, H200, 8)
     assert proposals[0].candidate.template == "gpu_scatter_rows"
     assert {proposal.candidate.template for proposal in proposals} == {"gpu_scatter_rows", "gpu_scatter_add"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_threads_have_several_elements_of_odd_rows_as_of_even_ones(dtype: str) -> None:
+    odd, even = (
+        policy_of("gpu", "scatter_add").propose(
+            iter_space(canonical.lower(rule_of("scatter_add", rows=4096, columns=columns, updates=4096, dtype=dtype))), H200, 8
+        )[0]
+        for columns in (4095, 4096)
+    )
+    assert dict(odd.candidate.params)["width"] == 4
+    assert odd.predicted_secs < 1.5 * even.predicted_secs
 
 
 @needs_nvcc
