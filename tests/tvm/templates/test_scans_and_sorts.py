@@ -34,6 +34,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Value]]] = [
     ("cumsum", {"shape": (1, 1)}, {"threads": 32, "parts": 1, "unroll": 1}),
     ("sort", {"shape": (2, 300), "dtype": "float16", "descending": True}, {"threads": 64, "entries": 512, "kept": 0}),
     ("topk", {"shape": (2, 1001), "k": 5, "largest": False, "dtype": "bfloat16"}, {"threads": 64, "entries": 64, "kept": 1}),
+    ("topk", {"shape": (3, 255), "k": 7, "dtype": "float16"}, {"threads": 32, "entries": 256, "kept": 0}),  # whole odd rows
+    ("topk", {"shape": (5, 1021), "k": 60, "dtype": "uint8"}, {"threads": 64, "entries": 256, "kept": 1}),  # 16 places of a row in a vector
+    ("topk", {"shape": (2, 1023), "k": 127, "dtype": "float16"}, {"threads": 64, "entries": 128, "kept": 1}),  # more than vectors
     ("topk", {"shape": (2, 1024), "k": 9, "dtype": "uint8", "index_dtype": "int32"}, {"threads": 64, "entries": 64, "kept": 1}),
     ("topk", {"shape": (1, 512), "k": 100, "dtype": "int32"}, {"threads": 64, "entries": 128, "kept": 0}),
     ("topk", {"shape": (1, 1), "k": 1}, {"threads": 32, "entries": 32, "kept": 0}),
@@ -62,7 +65,7 @@ def wanted(rule: Rule, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("name", "attrs", "params"), at({1, 6, 10}, CASES), ids=str)
+@pytest.mark.parametrize(("name", "attrs", "params"), at({1, 7, 13}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(name, **attrs)
     kernel = template_of("gpu", name).apply(canonical.lower(rule), params, H200)
@@ -124,6 +127,16 @@ def test_where_many_updates_may_go_to_one_row_lists_come_first() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_first_elements_of_odd_rows_are_found_in_vectors(dtype: str) -> None:
+    odd, even = (
+        policy_of("gpu", "topk").propose(iter_space(canonical.lower(rule_of("topk", shape=(4096, extent), k=8, dtype=dtype))), H200, 8)[0]
+        for extent in (4095, 4096)
+    )
+    assert odd.candidate.template == even.candidate.template == "gpu_topk"
+    assert odd.predicted_secs < 1.15 * even.predicted_secs
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_threads_have_several_elements_of_odd_rows_as_of_even_ones(dtype: str) -> None:
     odd, even = (
         policy_of("gpu", "scatter_add").propose(
@@ -137,12 +150,12 @@ def test_threads_have_several_elements_of_odd_rows_as_of_even_ones(dtype: str) -
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("entries", [32, 256])
-def test_equal_elements_and_nan_are_chosen_in_their_order(entries: int) -> None:
+@pytest.mark.parametrize(("extent", "entries"), [(400, 32), (400, 256), (401, 32)])
+def test_equal_elements_and_nan_are_chosen_in_their_order(extent: int, entries: int) -> None:
     """More equal elements than a thread block sorts are searched bit by bit."""
-    rule = rule_of("topk", shape=(2, 400), k=20)
+    rule = rule_of("topk", shape=(2, extent), k=20)
     kernel = template_of("gpu", "topk").apply(canonical.lower(rule), {"threads": 64, "entries": entries, "kept": 1}, H200)
-    x = np.random.default_rng(0).choice(np.array([1.0, 1.0, -0.0, 0.0, np.nan, -np.inf], np.float32), (2, 400))
+    x = np.random.default_rng(0).choice(np.array([1.0, 1.0, -0.0, 0.0, np.nan, -np.inf], np.float32), (2, extent))
     *_, values, indices = emulate(kernel["main"], x, *map(poisoned, rule.signature().outputs))
     for got, want in zip((values, indices), rule.reference(x), strict=True):
         np.testing.assert_array_equal(got, want)
