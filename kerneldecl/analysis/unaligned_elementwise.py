@@ -24,7 +24,7 @@ class UnalignedSizes(NamedTuple):
 
     elements: int
     columns: int
-    """Elements of a row of the result, of as many axes as operands read alike."""
+    """Elements of a row of the result, of as many axes as operands read alike, or as hold a vector."""
     element_bytes: int
     """Bytes of an element of the widest argument that is read or written in vectors."""
     flat: int
@@ -100,16 +100,17 @@ def unaligned_sizes_of(space: IterSpace) -> UnalignedSizes | None:
     used = [_axes(access, len(shape)) for access in reads]
     is_flat = [(access.shape, access.index) == (shape, same) for access in reads]
     others = set[int]().union(*(axes for axes, flat in zip(used, is_flat, strict=True) if not flat))
-    trailing = max(1, len(shape) - 1 - max(others, default=-1))
-    last = set(range(len(shape) - trailing, len(shape)))
     out = space.blocks[-1].writes[0]
     vectors = [out, *(access for access, flat in zip(reads, is_flat, strict=True) if flat)]
+    element_bytes = max(dtype_bytes(access.dtype) for access in vectors)
+    trailing = _trailing(shape, len(shape) - 1 - max(others, default=-1), VECTOR_BYTES // element_bytes)
+    last = set(range(len(shape) - trailing, len(shape)))
     kinds = [(access, axes & last, axes - last) for access, axes, flat in zip(reads, used, is_flat, strict=True) if not flat]
     gathered = [access for access, columns, rows in kinds if columns and (rows or None in access.index)]
     sizes = UnalignedSizes(
         elements=math.prod(shape),
         columns=math.prod(shape[len(shape) - trailing :]),
-        element_bytes=max(dtype_bytes(access.dtype) for access in vectors),
+        element_bytes=element_bytes,
         flat=sum(is_flat),
         per_row=sum(not columns for _, columns, _ in kinds),
         per_column=len(kinds) - len(gathered) - sum(not columns for _, columns, _ in kinds),
@@ -118,6 +119,14 @@ def unaligned_sizes_of(space: IterSpace) -> UnalignedSizes | None:
         trailing=trailing,
     )
     return sizes if _takes(sizes, space) else None
+
+
+def _trailing(shape: tuple[int, ...], unused: int, width: int) -> int:
+    """Return the axes of a row: those that vectors alone are read along, at least one, and as many as hold a vector."""
+    trailing = max(1, unused)
+    while trailing < len(shape) and math.prod(shape[-trailing:]) < width:
+        trailing += 1
+    return trailing
 
 
 def _axes(access: Access, count: int) -> set[int]:
@@ -131,5 +140,4 @@ def _takes(sizes: UnalignedSizes, space: IterSpace) -> bool:
     """Say whether the kernels compute functions of such sizes."""
     arguments = [access for block in space.blocks for access in (*block.reads, *block.writes)]
     are_held = all(access.dtype in DTYPES and math.prod(access.shape) < MAX_OFFSET for access in arguments)
-    is_row = sizes.width <= sizes.columns or sizes.columns == sizes.elements
-    return are_held and is_row and len(space.inputs) <= MAX_INPUTS and sizes.gathered <= MAX_GATHERED and sizes.vectors > 0
+    return are_held and len(space.inputs) <= MAX_INPUTS and sizes.gathered <= MAX_GATHERED and sizes.vectors > 0

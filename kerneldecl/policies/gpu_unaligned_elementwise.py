@@ -52,13 +52,15 @@ def _timed(space: IterSpace, sizes: UnalignedSizes, gpu: Gpu) -> Iterator[Timed]
         # A warp asks for a row's terms once more where a vector of it lies in two rows.
         rows = unroll * sizes.per_row * (1 + min(1.0, WARP_LANES * width / sizes.columns))
         loads = unroll * (sizes.flat + sizes.gathered * width) + columns + math.ceil(rows)
+        # Of several axes of a row, an element's places are quotients.
+        place = PLACE_FLOPS + (DIVISION_FLOPS / 2 if sizes.trailing > 1 else 0.0)
         accesses = unroll * ((sizes.flat + 1) / width + sizes.gathered) + sizes.per_column + rows / width
         work = Work(
             blocks=params.grid(sizes),
             threads=threads,
             regs_per_thread=OTHER_REGISTERS + unroll * (sizes.flat * 4 + sizes.gathered * width + 2 * sizes.per_row) + columns,
             flops=sum(points(block) * block.flops_per_point for block in space.blocks)
-            + sizes.elements * (ACCESS_FLOPS * accesses / unroll + PLACE_FLOPS * (sizes.gathered + sizes.per_column / unroll))
+            + sizes.elements * (ACCESS_FLOPS * accesses / unroll + place * (sizes.gathered + sizes.per_column / unroll))
             + sizes.vectors * DIVISION_FLOPS,
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),

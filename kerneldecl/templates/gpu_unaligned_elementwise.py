@@ -6,8 +6,9 @@ Parameters:
   threads  threads of a block, whole warps
   unroll   vectors of a thread, of 16 bytes of the widest argument read or written in vectors: 1 to 8
 
-A vector is at most in two rows. What depends on the row alone is computed once for each of both; what depends on the place in a row alone,
-such as a bias, once for all vectors of a thread, which begin at the same place. Arguments of the result's shape are read in vectors.
+A row is as many of the last axes as hold a vector, which is in two rows at most. What depends on the row alone is computed once for each
+of both; what depends on the place in a row alone, such as a bias, once for all vectors of a thread, which begin at the same place.
+Arguments of the result's shape are read in vectors.
 
 Returns a TIRx kernel, a PrimFunc without a trace.
 """

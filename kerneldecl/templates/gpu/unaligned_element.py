@@ -5,6 +5,7 @@ Knows nothing of threads, or of how parameters are chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,6 @@ class Element:
     axes: Sequence[Any]
     """The result's axes."""
     extents: Sequence[int]
-    trailing: int
-    """Axes of a row."""
     flat_of: Mapping[Any, Any]
     """Arguments of one dimension, by the function's parameters."""
     column: Any = field(default_factory=lambda: tirx.Var("column", "int32"))
@@ -54,8 +53,8 @@ class Element:
 
     @classmethod
     def of(cls, axes: Sequence[Any], extents: Sequence[int], trailing: int, flat_of: Mapping[Any, Any], value: Any) -> Element:
-        """Divide the value at some axes; raise UnknownPlaceError where it cannot be."""
-        element = cls(axes, extents, trailing, flat_of)
+        """Divide the value at some axes, the last of which (`trailing`) are those of a row; raise UnknownPlaceError where it cannot be."""
+        element = cls(axes, extents, flat_of)
         element.digits = [tirx.Var(f"digit{at}", "int32") for at in range(len(extents) - trailing)]
         for axis, extent in zip(axes, extents, strict=True):
             element._analyzer.bind(axis, Range(0, extent))
@@ -92,7 +91,8 @@ class Element:
         """
         used = self._axes_in(expr)
         if isinstance(expr, Call) and getattr(expr.op, "name", "").endswith("if_then_else") and used:
-            return tirx.if_then_else(*(self._divided(arg, guarded=guarded or at > 0) for at, arg in enumerate(expr.args)))
+            condition, *values = expr.args
+            return tirx.if_then_else(self._condition(condition, guarded=guarded), *(self._divided(each, guarded=True) for each in values))
         if isinstance(expr, TensorLoad) and self._is_flat(expr):
             return self.vectors.setdefault(expr.source, tirx.Var(f"own_{expr.source.name}", expr.ty.dtype))
         terms = self._terms_for(expr, used, guarded=guarded)
@@ -101,6 +101,20 @@ class Element:
         if self._is_argument(expr):
             return self._load(expr, guarded=guarded)
         return self._in_32_bits(expr) if used and not _loads(expr) else expr
+
+    def _condition(self, expr: Any, *, guarded: bool) -> Any:
+        """Return a condition that is computed whole: of several, C++ makes branches, which no load crosses."""
+        return self._flag(expr, guarded=guarded) != 0 if isinstance(expr, tirx.And) else self._divided(expr, guarded=guarded)
+
+    def _flag(self, expr: Any, *, guarded: bool) -> Any:
+        """Return 1 where a condition holds, else 0. What depends on the row alone is a term."""
+        if isinstance(expr, tirx.And):
+            return tirx.bitwise_and(self._flag(expr.a, guarded=guarded), self._flag(expr.b, guarded=guarded))
+        if isinstance(expr, _COMPARED) and self._is_of_row(self._axes_in(expr)):
+            one, other = self._narrowed(expr.a, in_term=True), self._narrowed(expr.b, in_term=True)
+            if one is not None and other is not None:
+                return _term(self.rows, _choice(type(expr)(one, other)))
+        return _choice(self._divided(expr, guarded=guarded))
 
     def _terms_for(self, expr: Any, used: set[int], *, guarded: bool) -> list[tuple[Any, Any]] | None:
         """Return the terms of which a part of the expression is one, None where it is none."""
@@ -172,9 +186,9 @@ class Element:
     def _narrow_axis(self, at: int) -> Any:
         if at < len(self.digits):
             return self.digits[at]
-        if self.trailing > 1:
-            raise UnknownPlaceError
-        return self.column
+        step = math.prod(self.extents[at + 1 :])
+        place = self.column if step == 1 else tirx.truncdiv(self.column, tirx.const(step, "int32"))
+        return place if at == len(self.digits) else tirx.truncmod(place, tirx.const(self.extents[at], "int32"))
 
     def _fits(self, expr: Any) -> bool:
         """Say whether a whole number of places fits 32 bits."""
@@ -196,14 +210,16 @@ def _offset(load: Any, dims: Sequence[int]) -> Any:
     shape = [int(extent) for extent in load.source.shape]
     parts = []
     for dim in dims:
-        index, step = load.indices[dim], 1
-        for extent in shape[dim + 1 :]:
-            step *= extent
+        index, step = load.indices[dim], math.prod(shape[dim + 1 :])
         parts.append(index if step == 1 else index * tirx.const(step, index.ty.dtype))
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _choice(condition: Any) -> Any:
+    return tirx.Select(condition, tirx.const(1, "int32"), tirx.const(0, "int32"))
 
 
 def _loads(expr: Any) -> list[Any]:
