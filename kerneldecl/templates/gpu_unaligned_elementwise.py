@@ -15,6 +15,7 @@ Returns a TIRx kernel, a PrimFunc without a trace.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,11 +55,16 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     def element(flat_of: Mapping[Any, Any]) -> Element:
         return Element.of(list(store.indices), extents, sizes.trailing, flat_of, value)
 
-    kernel = UnalignedKernel(sizes, chosen, element, supports_pdl(arch.the_gpu))
+    arguments, own = signature_of(mod["main"]), list(sch.mod["main"].params)
+    flat = {param: tirx.decl_buffer((math.prod(shape),), dtype) for param, (shape, dtype) in zip(own, arguments, strict=True)}
     try:
-        return build(kernel, signature_of(mod["main"]), list(sch.mod["main"].params))
+        divided = element(flat)
     except UnknownPlaceError:
         return None
+    # Of one row alone, vectors of a thread are at other places.
+    if chosen.unroll > 1 and sizes.columns == sizes.elements and divided.has_column:
+        return None
+    return build(UnalignedKernel(sizes, chosen, element, supports_pdl(arch.the_gpu)), arguments, own)
 
 
 def _inlined(sch: Schedule) -> bool:

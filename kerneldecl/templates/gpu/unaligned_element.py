@@ -63,6 +63,14 @@ class Element:
             raise UnknownPlaceError
         return element
 
+    @property
+    def has_column(self) -> bool:
+        """Say whether results depend on their place in a row."""
+        found: list[Any] = []
+        for expr in (self.value, *(term for _, term in self.columns)):
+            structural.structural_walk(expr, [(tirx.Var, lambda var: found.append(var) if var.same_as(self.column) else None)])
+        return bool(found)
+
     def digits_of(self, row: Any) -> dict[Any, Any]:
         """Return the digits' values in a row."""
         found, step = {}, 1
@@ -97,7 +105,8 @@ class Element:
             return self.vectors.setdefault(expr.source, tirx.Var(f"own_{expr.source.name}", expr.ty.dtype))
         terms = self._terms_for(expr, used, guarded=guarded)
         if terms is not None:
-            return _term(terms, self._of_term(expr))
+            term = _term(terms, self._of_term(expr))
+            return term if term.ty.dtype == expr.ty.dtype else tirx.Cast(expr.ty.dtype, term)
         if self._is_argument(expr):
             return self._load(expr, guarded=guarded)
         return self._in_32_bits(expr) if used and not _loads(expr) else expr

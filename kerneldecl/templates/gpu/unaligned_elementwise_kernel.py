@@ -85,10 +85,9 @@ def _run(kernel: UnalignedKernel, args: Sequence[Any], params: Sequence[Any], th
     first, columns = held.place[0] * kernel.sizes.width, tirx.const(kernel.sizes.columns, "int32")
     _store(held.place, 1, tirx.truncdiv(first, columns))
     _store(held.place, 2, tirx.truncmod(first, columns))
-    with T.unroll(kernel.sizes.width if element.columns else 0) as w:
-        column = _column(kernel, held, w)
-        for (_, term), cells in zip(element.columns, held.columns, strict=True):
-            _store(cells, w, replaced(term, {element.column: column}))
+    for (_, term), cells in zip(element.columns, held.columns, strict=True):
+        with T.unroll(kernel.sizes.width) as w:
+            _store(cells, w, replaced(term, {element.column: _column(kernel, held, w)}))
     with T.unroll(kernel.params.unroll) as u:
         _load(kernel, element, held, flat_of, u)
     with T.unroll(kernel.params.unroll) as u, T.unroll(kernel.sizes.width) as w:

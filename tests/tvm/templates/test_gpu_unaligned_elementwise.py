@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from emulation import host
+import tvm
+from emulation import emulate, host
 from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.emulated_kernel import error
 from support.repository import REPOSITORY
 from support.thinned import at
+from tvm import te, tirx
 
 from kerneldecl.compiler import canonical, cuda
 from kerneldecl.compiler.iter_space import iter_space
@@ -69,6 +73,37 @@ EMULATED: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 @pytest.mark.parametrize(("name", "attrs", "params"), at({0, 8, 13, 19}, EMULATED), ids=str)
 def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], params: dict[str, int]) -> None:
     assert error(template, rule_of(name, **attrs), params, H200) <= 1
+
+
+def wide(place: Any) -> Any:
+    return tirx.Cast("int64", place)
+
+
+VALUES: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    (lambda x, i, j: x[i, j] + wide(i) * 3, lambda x, i, _: x + i * 3),
+    (lambda x, i, j: x[i, 32 - j] + wide(i) * 10**12, lambda x, i, j: x[i, 32 - j] + i * 10**12),  # beyond 32 bits
+    (
+        lambda x, i, j: te.if_then_else(tirx.all(i > 3, tirx.any(j < 20, i < j)), x[i - 4, 32 - j] + wide(i), wide(j)),
+        lambda x, i, j: np.where((i > 3) & ((j < 20) | (i < j)), x[i - 4, 32 - j] + i, j),
+    ),
+]
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(VALUES)))
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_places_are_values_as_well(number: int, unroll: int) -> None:
+    """Vectors of a thread are in rows of their own, or the function has one row and the template does not take several of it."""
+    value, reference = VALUES[number]
+    x = te.placeholder((40, 33), "int64", "X")
+    y = te.compute((40, 33), lambda i, j: value(x, i, j), name="Y")
+    kernel = template.apply(tvm.IRModule({"main": te.create_prim_func([x, y])}), {"threads": 32, "unroll": unroll}, H200)
+    assert (kernel is None) == (number == 0 and unroll > 1)
+    if kernel is not None:
+        given = np.arange(40 * 33).reshape(40, 33)
+        *_, got = emulate(kernel["main"], given, np.zeros_like(given))
+        np.testing.assert_array_equal(got, reference(given, *np.indices((40, 33))))
 
 
 def source_of(mod: Any, params: Any, arch: Any) -> str:
