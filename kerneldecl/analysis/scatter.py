@@ -20,6 +20,8 @@ MAX_SMEM_BYTES = 96 * 1024
 LIST_THREADS = 1024
 """Threads of a block that lists updates."""
 MAX_THREAD_ROWS = 8
+MANY_LOADS = 32
+"""Loads of a thread at once where a row has many updates."""
 
 
 class ScatterSizes(NamedTuple):
@@ -73,7 +75,7 @@ class GpuScatterRowsParams(NamedTuple):
     lanes: int
     """Threads beside one another along columns."""
     width: int
-    """Elements of one access."""
+    """Elements of one access; of an odd number of columns, those of a thread, which lie `lanes` apart."""
     rows: int
     """Rows of a thread."""
     part_rows: int
@@ -89,9 +91,13 @@ class GpuScatterRowsParams(NamedTuple):
         """Return its shared memory in words: where lists go on, what it has found, and counts of warps."""
         return self.part_rows + 2 * self.list_threads + 2 * WARP_LANES
 
+    def is_apart(self, sizes: ScatterSizes) -> bool:
+        """Say whether a thread's elements lie apart, so that a warp's loads are neighbours: odd rows have no vectors."""
+        return self.width > 1 and sizes.columns % 2 == 1
+
     def in_flight(self, sizes: ScatterSizes) -> int:
-        """Return the updates that a thread loads at once where there are many: 128 bytes, at most 32 of them."""
-        return min(32, max(4, 128 // (self.width * dtype_bytes(sizes.dtype))))
+        """Return the updates that a thread loads at once where there are many: 128 bytes or 32 loads."""
+        return max(4, MANY_LOADS // self.width) if self.is_apart(sizes) else min(32, max(4, 128 // (self.width * dtype_bytes(sizes.dtype))))
 
     def fits(self, sizes: ScatterSizes, gpu: Gpu) -> bool:
         """Say whether kernels with these parameters can be built."""
@@ -103,7 +109,7 @@ class GpuScatterRowsParams(NamedTuple):
             and self.threads % self.lanes == 0
             and self.rows <= MAX_THREAD_ROWS
             and self.list_words * 4 <= gpu.smem_per_block_bytes
-            and math.gcd(sizes.columns, VECTOR_BYTES // dtype_bytes(sizes.dtype)) % self.width == 0
+            and math.gcd(0 if self.is_apart(sizes) else sizes.columns, VECTOR_BYTES // dtype_bytes(sizes.dtype)) % self.width == 0
         )
 
     def blocks(self, sizes: ScatterSizes) -> int:

@@ -39,12 +39,12 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return vectors and, where an operand is read transposed, tiles; nothing for a function with a reduction."""
     if not is_elementwise(space):
         return ()
-    across = next((found for block in space.blocks if (found := _transposed(block)) is not None), None)
+    across = next((found for block in space.blocks if (found := transposed_extents(block)) is not None), None)
     tiles = [] if across is None else list(_tiles(space, across, arch.the_gpu))
     return ranked("gpu_elementwise", arch.the_gpu, [*tiles, *_vectors(space, arch.the_gpu, is_across=across is not None)], top_k)
 
 
-def _transposed(block: Block) -> tuple[int, int] | None:
+def transposed_extents(block: Block) -> tuple[int, int] | None:
     """Return the extents of the axes that an operand and the output are contiguous along, where these differ."""
     along = contiguous_axis(block, block.writes[0])
     for access in block.reads:
@@ -55,7 +55,7 @@ def _transposed(block: Block) -> tuple[int, int] | None:
     return None
 
 
-def _contiguous(block: Block) -> int:
+def contiguous_elements(block: Block) -> int:
     """Return how many elements are contiguous in the output and in the operands along the same axis, whose rows may be longer."""
     axis = contiguous_axis(block, block.writes[0])
     if axis is None:
@@ -65,7 +65,7 @@ def _contiguous(block: Block) -> int:
     return math.gcd(block.axes[axis].extent, *rows)
 
 
-def _shared_operands(space: IterSpace) -> int:
+def shared_operands(space: IterSpace) -> int:
     """Return how many arguments are small and read again and again, as those with one element for each channel."""
     reads = {access.operand: (block, access) for block in space.blocks for access in block.reads if access.operand in space.inputs}
     return sum(operand_bytes(access) <= SHARED_BYTES and len(axes_of(access)) < len(block.axes) for block, access in reads.values())
@@ -80,7 +80,7 @@ def _narrowest(space: IterSpace) -> int:
 def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[Timed]:
     last = space.blocks[-1]
     element = _narrowest(space)
-    for width, unroll in itertools.product(access_widths(_contiguous(last), element), UNROLL):
+    for width, unroll in itertools.product(access_widths(contiguous_elements(last), element), UNROLL):
         yield from _of_width(space, gpu, (width, unroll), is_across=is_across)
 
 
@@ -100,7 +100,7 @@ def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_acros
     """Yield blocks of threads that have so many elements in each access, and so many accesses in flight."""
     (width, unroll), last = accesses, space.blocks[-1]
     element, nbytes, vectors = _narrowest(space), moved_bytes(space), points(last) // width
-    shared = _shared_operands(space)
+    shared = shared_operands(space)
     for threads in _thread_counts(vectors, unroll):
         # Threads should not be mostly idle, but small functions need some block, too.
         if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):

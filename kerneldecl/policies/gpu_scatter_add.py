@@ -89,7 +89,10 @@ def _tile_works(sizes: ScatterSizes, params: GpuScatterParams, gpu: Gpu) -> tupl
 def _row_choices(sizes: ScatterSizes, gpu: Gpu) -> Iterator[GpuScatterRowsParams]:
     """Yield the search space of lists; some of it may not fit."""
     part_rows = min(MAX_PART_ROWS, -(-sizes.rows // gpu.sm_count))
-    for width in access_widths(sizes.columns, dtype_bytes(sizes.dtype)):
+    item = dtype_bytes(sizes.dtype)
+    # Odd rows have no vectors: a thread has several elements that lie apart.
+    widths = (*access_widths(VECTOR_BYTES // item, item), 1) if sizes.columns % 2 else access_widths(sizes.columns, item)
+    for width in widths:
         for threads, lanes, rows in itertools.product(ROW_THREADS, ROW_LANES, THREAD_ROWS):
             # Lanes of a warp have one row, unless that is short.
             is_right = lanes >= WARP_LANES or lanes * width >= sizes.columns
@@ -117,14 +120,16 @@ def _row_works(sizes: ScatterSizes, params: GpuScatterRowsParams, gpu: Gpu) -> t
     # A thread's waits: what its rows have before, then a few updates of each row that has some, after their numbers.
     busy_rows = min(1.0, sizes.updates / sizes.rows) * params.rows
     moved = out * (2 if sizes.has_base else 1) + added
+    is_apart = params.is_apart(sizes)
+    access = 1 if is_apart else params.width
     adding = Work(
         blocks=params.blocks(sizes),
         threads=params.threads,
-        regs_per_thread=OTHER_REGISTERS + params.rows * (2 + -(-params.width * item // 4)),
-        flops=(added + 2 * out) / item * (2 + ACCESS_FLOPS / params.width),
+        regs_per_thread=OTHER_REGISTERS + params.rows * (2 + (params.width if is_apart else -(-params.width * item // 4))),
+        flops=(added + 2 * out) / item * (2 + ACCESS_FLOPS / access),
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=moved,
-        l2_bytes=moved * (VECTOR_BYTES / min(VECTOR_BYTES, params.width * item)) ** 0.5,
+        l2_bytes=moved * (VECTOR_BYTES / min(VECTOR_BYTES, access * item)) ** 0.5,
         rounds=1 + busy_rows * max(1.0, sizes.updates / sizes.rows / params.in_flight(sizes)),
     )
     # L2 has the updates of a long list already.

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.row_sort import MAX_ENTRIES, GpuSortParams, GpuTopParams, TopSizes, takes, top_of
+from kerneldecl.analysis.top_vectors import has_ends, top_width
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.gpu.time_model import Work, ranked
+from kerneldecl.policies.gpu_split_rows import ENDS_CYCLES
 
 TEMPLATES = ("gpu_topk", "gpu_sort")
 AUTO = {"cuda": 53}
@@ -72,7 +74,7 @@ def _choices(sizes: TopSizes) -> Iterator[GpuTopParams]:
 
 
 def _work(sizes: TopSizes, params: GpuTopParams, gpu: Gpu) -> Work:
-    item, width = dtype_bytes(sizes.dtype), params.width(sizes)
+    item, width = dtype_bytes(sizes.dtype), top_width(sizes, params)
     nbytes = sizes.rows * sizes.extent * item
     is_whole = params.entries >= sizes.extent
     # A bound is known only of as many elements as there are threads; beyond, it is searched in some fifty passes.
@@ -95,7 +97,9 @@ def _work(sizes: TopSizes, params: GpuTopParams, gpu: Gpu) -> Work:
         moved_smem_bytes=nbytes * (passes if params.kept else 0) + sizes.rows * stages * 2 ** (steps - 1) * 32,
         rounds=-(-vectors // 4) * (1 if params.kept else passes),
         barriers=3,
-        serial_cycles=stages * (STAGE_CYCLES + pairs * PAIR_CYCLES) + (0.0 if is_whole else BOUND_CYCLES),
+        serial_cycles=stages * (STAGE_CYCLES + pairs * PAIR_CYCLES)
+        + (0.0 if is_whole else BOUND_CYCLES)
+        + (passes * ENDS_CYCLES if has_ends(sizes) else 0.0),
     )
 
 

@@ -5,7 +5,7 @@ Knows nothing of how its parameters are chosen, and recognises the sum by its co
 Parameters:
   threads    threads of a block that adds, whole warps
   lanes      threads beside one another along columns
-  width      elements of one access, a divisor of the columns
+  width      elements of one access, a divisor of the columns; where these are odd, elements of a thread, `lanes` apart
   rows       rows of a thread, whose loads are under way together
   part_rows  rows whose updates one block lists; it looks through all indices
 

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.gpu
 
 POLICIES = proposed(
     "gpu_gemv_i4", "gpu_gemv_unaligned", "gpu_gemv", "gpu_arg_reduce", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy",
-    "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_rotary", "gpu_elementwise", "gpu_fallback",
+    "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_unaligned_elementwise", "gpu_rotary", "gpu_elementwise",
+    "gpu_fallback",
 )  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
@@ -22,6 +23,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         for op in ("add", "silu_mul")
         for d in ("float16", "bfloat16", "float32")
     ),
+    *(("expression", {"expr": "x * y + 1", "shapes": ((501, 333), other), "dtype": "float16"}) for other in [(333,), (501, 1), (501, 333)]),
+    *(("batch_norm", {"shape": (4, 24, 27, 27), "axis": axis, "dtype": d}) for axis in (1, -1) for d in ("float16", "float32")),
     *(("transpose", {"shape": shape, "axes": (1, 0)}) for shape in [(1, 17), (49, 81), (512, 1024), (96, 40)]),
     *(("transpose", {"shape": (2, 64, 3, 64), "axes": (0, 2, 3, 1), "dtype": dtype}) for dtype in ("bfloat16", "int8")),
     *(("reduce", {"op": "sum", "shape": shape, "axes": axes}) for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 65536), (1,))]),

@@ -9,7 +9,7 @@ from support.gpu_kernels import Case, Checked, proposed
 
 pytestmark = pytest.mark.gpu
 
-PLACES = proposed("gpu_scan", "gpu_topk", "gpu_scatter_add", "gpu_elementwise", "gpu_fallback")
+PLACES = proposed("gpu_scan", "gpu_topk", "gpu_scatter_add", "gpu_unaligned_elementwise", "gpu_elementwise", "gpu_fallback")
 WINDOWS = proposed("gpu_matmul", "gpu_matmul_tc", "gpu_matmul_simt", "gpu_grouped_conv2d", "gpu_window", "gpu_fallback")
 SCANS: list[tuple[str, dict[str, Any]]] = [
     *(("cumsum", {"shape": (5, extent), "dtype": d}) for extent in (1, 31, 4096) for d in ("float32", "float16", "int32")),
@@ -21,6 +21,7 @@ SCANS: list[tuple[str, dict[str, Any]]] = [
     *(("topk", {"shape": (3, 10001), "k": 9, "largest": False, "dtype": d}) for d in ("float16", "bfloat16", "uint8", "int32")),
     *(("sort", {"shape": (9, extent), "descending": d, "dtype": "float16"}) for extent in (33, 4096, 10000) for d in (False, True)),
     *(("scatter_add", {"rows": r, "columns": c, "updates": u}) for r, c, u in ((1, 1, 1), (1000, 96, 5000), (7, 4096, 300))),
+    *(("scatter_add", {"rows": 99, "columns": 777, "updates": 3000, "dtype": d}) for d in ("float16", "float32", "int64")),
     ("scatter_add", {"rows": 333, "columns": 70, "updates": 2000, "base": False, "dtype": "float16", "index_dtype": "int32"}),
 ]
 MOVERS: list[tuple[str, dict[str, Any]]] = [
@@ -29,6 +30,10 @@ MOVERS: list[tuple[str, dict[str, Any]]] = [
         for mode in ("constant", "edge", "reflect")
     ),
     ("concat", {"shapes": ((4, 3, 64), (4, 5, 64), (4, 1, 64)), "axis": 1, "dtype": "float16"}),
+    *(("concat", {"shapes": ((40, 333), (40, 334)), "axis": -1, "dtype": d}) for d in ("float16", "float32", "uint8")),
+    ("pad", {"shape": (50, 333), "pads": (1, 1, 0, 3), "dtype": "float16"}),
+    *(("where", {"shapes": ((501, 1), (501, 333), other), "dtype": "float16"}) for other in ((1, 1), (333,), (501, 333))),
+    ("cast", {"shape": (71, 97), "dtype": "float32", "out_dtype": "int8"}),
     ("where", {"shapes": ((64, 1, 32), (9, 32), (1,)), "dtype": "bfloat16"}),
     *(
         ("cast", {"shape": (70, 96), "dtype": a, "out_dtype": b})

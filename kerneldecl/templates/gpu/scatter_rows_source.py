@@ -21,8 +21,32 @@ constexpr int MANY = {in_flight}, FEW = 4;
 using Item = {item};
 using Sum = {sum};
 using Index = {index};
-using Access = {access};  // W neighbouring elements
+{access_text}
 """
+
+_NEIGHBOURS = "using Access = {access};  // W neighbouring elements"
+_APART = """// W elements that lie LANES apart, as odd rows have no vectors: those of a warp are neighbours.
+struct Access {
+  Item items[W];
+};
+__device__ __forceinline__ int place(int column, int w) { return min(column + w * LANES, COLUMNS - 1); }
+__device__ __forceinline__ Access load(const Item* row, int column) {
+  Access held;
+  // Behind the last column it is read again: no load has a condition.
+  #pragma unroll
+  for (int w = 0; w < W; w++) held.items[w] = row[place(column, w)];
+  return held;
+}
+__device__ __forceinline__ void store(Item* row, int column, const Access& held) {
+  #pragma unroll
+  for (int w = 0; w < W; w++)
+    if (column + w * LANES < COLUMNS) row[column + w * LANES] = held.items[w];
+}"""
+_COLUMN = "(block % SLICES * LANES + thread % LANES) * W"
+_COLUMN_APART = "block % SLICES * C + thread % LANES"
+_PREFETCH = """asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead));"""
+_PREFETCH_APART = """#pragma unroll
+        for (int w = 0; w < W; w++) asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead - column + place(column, w)));"""
 
 _LIST = """
 // List the updates of a part of the rows, row by row: `starts` says where the list of each row begins.
@@ -126,7 +150,7 @@ __device__ __forceinline__ void add(Sum* sums, const Access& held) {
 // Add the updates of some rows to some of their columns.
 __device__ __forceinline__ void sum_of(const Item* __restrict__ updates, const int* __restrict__ starts, const int* __restrict__ order,
                                        const Item* __restrict__ base, Item* __restrict__ y, int block, int thread) {
-  int first = block / SLICES * (G * H) + thread / LANES, column = (block % SLICES * LANES + thread % LANES) * W;
+  int first = block / SLICES * (G * H) + thread / LANES, column = {column};
   if (column >= COLUMNS) return;
   Access held[H];
   int begin[H], end[H];
@@ -135,7 +159,7 @@ __device__ __forceinline__ void sum_of(const Item* __restrict__ updates, const i
     int row = first + h * G;
     begin[h] = end[h] = 0;
     if (row < ROWS) {
-      if (HAS_BASE) held[h] = *reinterpret_cast<const Access*>(base + row * COLUMNS + column);
+      if (HAS_BASE) held[h] = {load_base};
       begin[h] = starts[row];
       end[h] = starts[row + 1];
     }
@@ -152,11 +176,11 @@ __device__ __forceinline__ void sum_of(const Item* __restrict__ updates, const i
       #pragma unroll
       for (int u = 0; u < MANY; u++) {
         const Item* ahead = updates + order[min(at + 2 * MANY + u, end[h] - 1)] * COLUMNS + column;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead));
+        {prefetch}
       }
       Access all[MANY];
       #pragma unroll
-      for (int u = 0; u < MANY; u++) all[u] = *reinterpret_cast<const Access*>(updates + order[at + u] * COLUMNS + column);
+      for (int u = 0; u < MANY; u++) all[u] = {load_update};
       #pragma unroll
       for (int u = 0; u < MANY; u++) add(sums, all[u]);
     }
@@ -164,7 +188,7 @@ __device__ __forceinline__ void sum_of(const Item* __restrict__ updates, const i
       Access some[FEW];
       #pragma unroll
       for (int u = 0; u < FEW; u++)
-        if (at + u < end[h]) some[u] = *reinterpret_cast<const Access*>(updates + order[at + u] * COLUMNS + column);
+        if (at + u < end[h]) some[u] = {load_update};
       #pragma unroll
       for (int u = 0; u < FEW; u++)
         if (at + u < end[h]) add(sums, some[u]);
@@ -172,7 +196,7 @@ __device__ __forceinline__ void sum_of(const Item* __restrict__ updates, const i
     Access out;
     #pragma unroll
     for (int w = 0; w < W; w++) reinterpret_cast<Item*>(&out)[w] = narrow(sums[w]);
-    *reinterpret_cast<Access*>(y + row * COLUMNS + column) = out;
+    {store_out};
   }
 }
 // Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
@@ -191,8 +215,18 @@ __device__ __forceinline__ void add_up(const X* updates, const int* starts, cons
 def scatter_rows_source(spec: ScatterSpec, params: GpuScatterRowsParams) -> str:
     """Return the text of both kernels' work: `list_updates`, and `add_to` with a base, `add_up` without."""
     sizes = spec.sizes
-    return filled(
+    is_apart = params.is_apart(sizes)
+    text = filled(
         _CONSTANTS + widened(sizes.dtype, spec.accum) + _LIST + _SUM,
+        access_text=_APART if is_apart else _NEIGHBOURS,
+        column=_COLUMN_APART if is_apart else _COLUMN,
+        prefetch=_PREFETCH_APART if is_apart else _PREFETCH,
+        load_base=_loaded("base + row * COLUMNS", is_apart=is_apart),
+        load_update=_loaded("updates + order[at + u] * COLUMNS", is_apart=is_apart),
+        store_out="store(y + row * COLUMNS, column, out)" if is_apart else "*reinterpret_cast<Access*>(y + row * COLUMNS + column) = out",
+    )
+    return filled(
+        text,
         threads=params.threads,
         lanes=params.lanes,
         width=params.width,
@@ -208,3 +242,8 @@ def scatter_rows_source(spec: ScatterSpec, params: GpuScatterRowsParams) -> str:
         index=cuda_type(sizes.index_dtype),
         **vector_types(sizes.dtype, spec.accum, params.width),
     )
+
+
+def _loaded(row: str, *, is_apart: bool) -> str:
+    """Return the expression of a thread's elements of a row."""
+    return f"load({row}, column)" if is_apart else f"*reinterpret_cast<const Access*>({row} + column)"

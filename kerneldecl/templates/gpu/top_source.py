@@ -13,6 +13,7 @@ among words and then among the places of those that equal it.
 from __future__ import annotations
 
 from kerneldecl.analysis.row_sort import GpuTopParams
+from kerneldecl.analysis.top_vectors import has_ends, least_vectors, top_width
 from kerneldecl.arrays import is_float
 from kerneldecl.compiler.row_sort import TopSpec
 from kerneldecl.model import dtype_bytes
@@ -20,7 +21,7 @@ from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, in_float32
 
 _CONSTANTS = """
-constexpr int T = {threads}, W = {width}, N = {extent}, K = {count}, E = {entries}, VECTORS = N / W;
+constexpr int T = {threads}, W = {width}, N = {extent}, K = {count}, E = {entries}, VECTORS = {vectors};
 constexpr bool KEPT = {kept}, LARGEST = {largest};
 using Item = {item};
 using Index = {index};
@@ -44,14 +45,7 @@ __device__ __forceinline__ unsigned word(Item item) {
 }
 """
 
-_WORK = """
-struct Shared {
-  Entry* entries;
-  unsigned* counter;
-  Access* row;
-};
-__device__ __forceinline__ Entry entry_of(unsigned word, int place) { return (Entry)word << 32 | (unsigned)~place; }
-// Do something with each of a thread's elements: its word and its place.
+_EACH = """// Do something with each of a thread's elements: its word and its place.
 template <bool FIRST, class Use>
 __device__ __forceinline__ void each(const Item* __restrict__ x, Shared& shared, int thread, Use use) {
   constexpr int U = 4;
@@ -73,7 +67,44 @@ __device__ __forceinline__ void each(const Item* __restrict__ x, Shared& shared,
     }
   }
 }
-// Count over all threads; `counter` has three cells, which are taken in turns.
+"""
+_EACH_WITH_ENDS = """// Do something with each of a thread's elements: its word and its place. Rows begin between vectors: elements before
+// the first whole one and behind the last one are read one by one, while vectors are under way.
+template <bool FIRST, class Use>
+__device__ __forceinline__ void each(const Item* __restrict__ x, Shared& shared, int thread, Use use) {
+  constexpr int U = 4;
+  int head = (W - (int)((size_t)x / sizeof(Item) % W)) % W, vectors = (N - head) / W, ends = N - vectors * W;
+  int end = thread < head ? thread : thread + vectors * W;
+  Item single{};
+  if (thread < ends) single = x[end];
+  for (int base = 0; base < vectors; base += T * U) {
+    Access held[U];
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+      int at = base + u * T + thread;
+      if (at < vectors) held[u] = KEPT && !FIRST ? shared.row[at] : reinterpret_cast<const Access*>(x + head)[at];
+    }
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+      int at = base + u * T + thread;
+      if (at < vectors) {
+        if (KEPT && FIRST) shared.row[at] = held[u];
+        #pragma unroll
+        for (int w = 0; w < W; w++) use(word(reinterpret_cast<const Item*>(&held[u])[w]), head + at * W + w);
+      }
+    }
+  }
+  if (thread < ends) use(word(single), end);
+}
+"""
+_WORK = """
+struct Shared {
+  Entry* entries;
+  unsigned* counter;
+  Access* row;
+};
+__device__ __forceinline__ Entry entry_of(unsigned word, int place) { return (Entry)word << 32 | (unsigned)~place; }
+{each}// Count over all threads; `counter` has three cells, which are taken in turns.
 __device__ __forceinline__ int total(int own, unsigned* counter, int& turn, int thread) {
   #pragma unroll
   for (int by = 16; by; by /= 2) own += __shfl_xor_sync(0xffffffffu, own, by);
@@ -184,11 +215,13 @@ __device__ __forceinline__ void top(const X* x, X* values, Index* indices, unsig
 def top_source(spec: TopSpec, params: GpuTopParams) -> str:
     """Return the text of the kernel's work, function `top`."""
     sizes = spec.sizes
-    width = params.width(sizes)
+    width, is_odd = top_width(sizes, params), has_ends(sizes)
+    text = filled(_WORK, each=_EACH_WITH_ENDS if is_odd else _EACH)
     return filled(
-        _CONSTANTS + (_FLOAT_WORD if is_float(spec.dtype) else _INTEGER_WORD) + _WORK + _CALLED,
+        _CONSTANTS + (_FLOAT_WORD if is_float(spec.dtype) else _INTEGER_WORD) + text + _CALLED,
         threads=params.threads,
         width=width,
+        vectors=least_vectors(sizes, width) if is_odd else "N / W",
         extent=sizes.extent,
         count=sizes.results,
         entries=params.entries,

@@ -34,6 +34,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Value]]] = [
     ("cumsum", {"shape": (1, 1)}, {"threads": 32, "parts": 1, "unroll": 1}),
     ("sort", {"shape": (2, 300), "dtype": "float16", "descending": True}, {"threads": 64, "entries": 512, "kept": 0}),
     ("topk", {"shape": (2, 1001), "k": 5, "largest": False, "dtype": "bfloat16"}, {"threads": 64, "entries": 64, "kept": 1}),
+    ("topk", {"shape": (3, 255), "k": 7, "dtype": "float16"}, {"threads": 32, "entries": 256, "kept": 0}),  # whole odd rows
+    ("topk", {"shape": (5, 1021), "k": 60, "dtype": "uint8"}, {"threads": 64, "entries": 256, "kept": 1}),  # 16 places of a row in a vector
+    ("topk", {"shape": (2, 1023), "k": 127, "dtype": "float16"}, {"threads": 64, "entries": 128, "kept": 1}),  # more than vectors
     ("topk", {"shape": (2, 1024), "k": 9, "dtype": "uint8", "index_dtype": "int32"}, {"threads": 64, "entries": 64, "kept": 1}),
     ("topk", {"shape": (1, 512), "k": 100, "dtype": "int32"}, {"threads": 64, "entries": 128, "kept": 0}),
     ("topk", {"shape": (1, 1), "k": 1}, {"threads": 32, "entries": 32, "kept": 0}),
@@ -62,7 +65,7 @@ def wanted(rule: Rule, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("name", "attrs", "params"), at({1, 6, 10}, CASES), ids=str)
+@pytest.mark.parametrize(("name", "attrs", "params"), at({1, 7, 13}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(name, **attrs)
     kernel = template_of("gpu", name).apply(canonical.lower(rule), params, H200)
@@ -77,12 +80,14 @@ LISTS: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"rows": 50, "columns": 64, "updates": 1200, "index_dtype": "int32"}, {"part_rows": 16, "rows": 4, "threads": 64}),
     ({"rows": 5, "columns": 8, "updates": 1, "dtype": "int64"}, {"width": 2, "lanes": 4, "part_rows": 3}),
     ({"rows": 700, "columns": 16, "updates": 3000, "dtype": "bfloat16"}, {"width": 8, "lanes": 2, "part_rows": 600, "rows": 8}),
+    ({"rows": 37, "columns": 77, "updates": 500, "dtype": "float16"}, {"width": 4}),  # elements that lie apart, and columns behind the last
+    ({"rows": 3, "columns": 3, "updates": 300, "dtype": "int64", "base": False}, {"width": 2, "lanes": 1, "rows": 4}),
 ]
 LIST_PARAMS: dict[str, Value] = {"threads": 32, "lanes": 16, "width": 4, "rows": 2, "part_rows": 8}
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 2}, LISTS), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({0, 2, 5}, LISTS), ids=str)
 def test_rows_with_lists_of_updates_have_right_results(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of("scatter_add", **attrs)
     kernel = gpu_scatter_rows.apply(canonical.lower(rule), LIST_PARAMS | params, H200)
@@ -121,14 +126,36 @@ def test_where_many_updates_may_go_to_one_row_lists_come_first() -> None:
     assert {proposal.candidate.template for proposal in proposals} == {"gpu_scatter_rows", "gpu_scatter_add"}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_first_elements_of_odd_rows_are_found_in_vectors(dtype: str) -> None:
+    odd, even = (
+        policy_of("gpu", "topk").propose(iter_space(canonical.lower(rule_of("topk", shape=(4096, extent), k=8, dtype=dtype))), H200, 8)[0]
+        for extent in (4095, 4096)
+    )
+    assert odd.candidate.template == even.candidate.template == "gpu_topk"
+    assert odd.predicted_secs < 1.15 * even.predicted_secs
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_threads_have_several_elements_of_odd_rows_as_of_even_ones(dtype: str) -> None:
+    odd, even = (
+        policy_of("gpu", "scatter_add").propose(
+            iter_space(canonical.lower(rule_of("scatter_add", rows=4096, columns=columns, updates=4096, dtype=dtype))), H200, 8
+        )[0]
+        for columns in (4095, 4096)
+    )
+    assert dict(odd.candidate.params)["width"] == 4
+    assert odd.predicted_secs < 1.5 * even.predicted_secs
+
+
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("entries", [32, 256])
-def test_equal_elements_and_nan_are_chosen_in_their_order(entries: int) -> None:
+@pytest.mark.parametrize(("extent", "entries"), [(400, 32), (400, 256), (401, 32)])
+def test_equal_elements_and_nan_are_chosen_in_their_order(extent: int, entries: int) -> None:
     """More equal elements than a thread block sorts are searched bit by bit."""
-    rule = rule_of("topk", shape=(2, 400), k=20)
+    rule = rule_of("topk", shape=(2, extent), k=20)
     kernel = template_of("gpu", "topk").apply(canonical.lower(rule), {"threads": 64, "entries": entries, "kept": 1}, H200)
-    x = np.random.default_rng(0).choice(np.array([1.0, 1.0, -0.0, 0.0, np.nan, -np.inf], np.float32), (2, 400))
+    x = np.random.default_rng(0).choice(np.array([1.0, 1.0, -0.0, 0.0, np.nan, -np.inf], np.float32), (2, extent))
     *_, values, indices = emulate(kernel["main"], x, *map(poisoned, rule.signature().outputs))
     for got, want in zip((values, indices), rule.reference(x), strict=True):
         np.testing.assert_array_equal(got, want)
