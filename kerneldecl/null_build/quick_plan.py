@@ -99,7 +99,7 @@ def _links(
     root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]
 ) -> list[Action]:
     from kerneldecl.artifact.manifest import OTHER_KERNELS, artifact_defect, artifact_folder
-    from kerneldecl.planning.plan import ArtifactOf, LinkPast, link_action
+    from kerneldecl.planning.link import ArtifactOf, LinkPast, link_action
 
     artifact = ArtifactOf(document["artifact"]["name"], document["artifact"]["version"], document["artifact"].get("headers", False))
     entries: dict[str, dict[str, str]] = {}
