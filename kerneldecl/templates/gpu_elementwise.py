@@ -18,9 +18,12 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule
 
-from kerneldecl.model import Arch, Value
+from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu import thread_loops
 from kerneldecl.templates.shared import blocks
+
+MOST_LANES, MOST_BYTES = 8, 32
+"""Elements and bytes of a vector at most whose elements are longer than a byte."""
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -80,8 +83,16 @@ def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copi
             sch.compute_at(block, iteration, preserve_unit_loops=True)
             thread_loops.vectorize_copy(sch, block)
     sch.unroll(iteration)
-    sch.vectorize(lane)
+    if _is_vector(width, dtype_bytes(leaf.block.writes[0].dtype)):
+        sch.vectorize(lane)
+    else:  # the narrowest argument allows so many, and the result has wider elements
+        thread_loops.vectorize_copy(sch, copy)
     return True
+
+
+def _is_vector(lanes: int, element_bytes: int) -> bool:
+    """Say whether TVM's code generator has a type for a vector in CUDA: of up to 16 bytes, 8 half-words, 8 words or 4 double words."""
+    return element_bytes == 1 or (lanes <= MOST_LANES and lanes * element_bytes <= MOST_BYTES)
 
 
 def _tiles(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
