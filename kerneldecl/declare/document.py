@@ -15,7 +15,7 @@ import tomli
 
 from kerneldecl.declare.imports import IMPORT, Import, imports_of
 from kerneldecl.declare.limits import LIMITS, limits_of
-from kerneldecl.declare.policies import SHARED, shared_budget
+from kerneldecl.declare.policies import SHARED, budget_findings, shared_budget
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
@@ -172,6 +172,8 @@ def scope_of(root: Path, document: Document) -> Scope:
     """Return what the document's tables may refer to; wrong values count as absent."""
     targets = tuple(_table(document, "target"))
     defaults = {key: value for key, value in _table(document, "defaults").items() if key in SETTINGS and SETTINGS[key].is_right(value)}
+    if any(budget_findings(defaults.get("budget"))):
+        del defaults["budget"]
     return Scope(
         root=root,
         targets=targets,
