@@ -49,6 +49,7 @@ SMALL: list[Case] = [
     *((ELEMENTWISE, "elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50)]),
     *((ELEMENTWISE, "elementwise", {"op": "add", "shape": (9, 48), "dtype": dtype}) for dtype in ("float32", "int8", "float64")),
     (ELEMENTWISE, "elementwise", {"op": "gelu", "shape": (65, 128), "dtype": "float16"}),
+    *((ELEMENTWISE, "take", {"shape": (6, 50), "indices": (48,), "axis": 1, "dtype": dtype}) for dtype in ("int8", "float16")),
     *((ELEMENTWISE, "cast", {"shape": (5, 48), "dtype": "int8", "out_dtype": dtype}) for dtype in ("float16", "float64")),
     *((ELEMENTWISE, "transpose", {"shape": shape, "axes": (1, 0)}) for shape in [(1, 17), (49, 81), (64, 128), (96, 40)]),
     (ELEMENTWISE, "transpose", {"shape": (2, 64, 3, 64), "axes": (0, 2, 3, 1), "dtype": "bfloat16"}),
@@ -186,6 +187,13 @@ def test_vectors_of_bytes_become_vectors_that_cuda_has(out_dtype: str) -> None:
     assert all(
         re.search(r"\*\(u?(int|long|float|double)[24]\*\)\(T_cast_ptr|Y_ptr", cuda_source(sch)) for sch in schedules(ELEMENTWISE, mod)
     )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float8_e4m3fn"])
+def test_vectors_of_what_indices_name_have_as_many_elements_as_vectors_of_indices(dtype: str) -> None:
+    """CUDA has no vector of eight 64-bit integers."""
+    _, mod = lowered("take", {"shape": (64, 4096), "indices": (128,), "axis": 1, "dtype": dtype})
+    assert all("longlong4 " in cuda_source(sch) for sch in schedules(ELEMENTWISE, mod))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
