@@ -45,6 +45,7 @@ from kerneldecl.model import Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
+from kerneldecl.store.regular import read_file
 from kerneldecl.store.remote import SharedCache
 from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
@@ -199,7 +200,7 @@ def _said_by_targets(document: Document, key: str) -> dict[str, str]:
 
 def _read(root: Path) -> bytes:
     try:
-        return (root / FILE).read_bytes()
+        return read_file(root / FILE)
     except FileNotFoundError:
         raise _failure(f"no such file in {root.resolve()}", hint="`kerneldecl init` writes one") from None
     except OSError as error:

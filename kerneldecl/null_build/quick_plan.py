@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerneldecl.null_build import memo, tables
+from kerneldecl.store.regular import read_file
 
 if TYPE_CHECKING:
     from kerneldecl.model import Workload
@@ -44,7 +45,7 @@ def quick_plan(root: Path) -> list[Action] | None:
 
 def _tables(root: Path, known: Mapping[str, str]) -> tables.Tables | None:
     try:
-        return tables.read_tables((root / FILE).read_bytes().decode("utf-8-sig"), known)
+        return tables.read_tables(read_file(root / FILE).decode("utf-8-sig"), known)
     except (OSError, ValueError):
         return None
 

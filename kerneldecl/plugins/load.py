@@ -25,6 +25,7 @@ from kerneldecl.plugins.digest import specialize_files
 from kerneldecl.plugins.find import HOST, PACKAGE, SINGULAR, STANDARD, Kind, displayed, plugin_file, plugin_folders
 from kerneldecl.plugins.guard import guarded
 from kerneldecl.rule import Rule
+from kerneldecl.store.regular import read_file
 
 _SYNTHETIC = "_kerneldecl_"
 _SYNTHETIC_NAME = re.compile(rf"{_SYNTHETIC}([a-z]+)_[0-9a-f]{{16}}")
@@ -173,4 +174,4 @@ def load_arch(root: Path, name: str) -> Arch:
     from kerneldecl.hardware.arch_file import read_arch
 
     file = plugin_file("archs", root, name)
-    return read_arch(name, file.read_bytes(), displayed(file, root))
+    return read_arch(name, read_file(file), displayed(file, root))
