@@ -114,14 +114,20 @@ def _standard_content(folder: Path) -> bytes:
 
 
 def _python_files(folder: Path) -> list[str]:
-    return [os.path.join(above, name) for above, _, names in os.walk(folder) for name in names if name.endswith(".py")]
+    return [
+        os.path.join(above, name) for above, _, names in os.walk(folder) for name in names if name.endswith(".py") and _is_file(above, name)
+    ]
+
+
+def _is_file(folder: str, name: str) -> bool:
+    """Say whether a name is a file's, and no pipe's or of a link that leads nowhere: none of these is ever imported."""
+    return os.path.isfile(os.path.join(folder, name))
 
 
 def _content(files: Iterable[str]) -> bytes:
     content = hashlib.sha256()
     for file in sorted(files):
-        with open(file, "rb") as opened:
-            content.update(os.fsencode(f"\n{file}\n") + opened.read())
+        content.update(os.fsencode(f"\n{file}\n") + read_file(file))
     return content.digest()
 
 

@@ -94,3 +94,12 @@ def test_only_files_are_read(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(OSError, match=r"it is no file|Is a directory"):
             read_file(path)
+
+
+@pytest.mark.parametrize("what", ["a link to nowhere", "a pipe", "a device", "a folder"])
+@pytest.mark.parametrize("name", ["rules/scale.py", "policies/plain.py", "archs/test-cpu.toml"])
+def test_what_is_no_file_is_no_plug_in(space: Space, name: str, what: str) -> None:
+    put(space.root / name, what)
+    done = space.command("plan")
+    assert done.code == 2
+    assert f'"{Path(name).stem}"?' not in done.err, "what is not there is no suggestion"
