@@ -48,10 +48,24 @@ class Pad(Rule):
             for axis, (extent, *around) in enumerate(zip(self.shape, self._before, self._after, strict=True)):
                 if max(around) >= extent:
                     yield f"pads reflect {max(around)} elements of axis {axis}, which has {extent}; write {extent - 1} or fewer"
+        if self.value:
+            yield from self._problems_of_value()
+
+    def _problems_of_value(self) -> Iterator[str]:
         if is_integer(self.dtype) and not float(self.value).is_integer():
             yield f"value {self.value} is no whole number, which dtype {self.dtype} needs; write one"
-        if self.mode != "constant" and self.value:
+        if not self._fits():
+            yield f"value {self.value} is too large for dtype {self.dtype}; write a smaller one"
+        if self.mode != "constant":
             yield f"value {self.value} is given beside mode {self.mode}, which has none; leave it out"
+
+    def _fits(self) -> bool:
+        """Say whether the dtype has numbers of the constant's size."""
+        if not is_integer(self.dtype):
+            with np.errstate(over="ignore"):
+                return bool(np.isfinite(np.float64(self.value).astype(numpy_dtype(self.dtype))))
+        limits = np.iinfo(numpy_dtype(self.dtype))
+        return bool(limits.min <= self.value <= limits.max)
 
     def signature(self) -> Signature:
         sides = zip(self.shape, self._before, self._after, strict=True)

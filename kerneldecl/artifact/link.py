@@ -15,7 +15,9 @@ Knows nothing of TVM itself, of tuning or of plans.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -73,6 +75,8 @@ def link(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     To be called by one process at a time for a folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))  # renaming would blame the fresh one
     remove_left(folder)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:

@@ -20,23 +20,13 @@ from pathlib import Path
 
 import click
 
+from kerneldecl.cli.in_the_way import OF_WHAT_IS_THERE, in_the_way
 from kerneldecl.cli.options import Settings
 from kerneldecl.cli.streams import make_usable
 from kerneldecl.errors import ExitCode, KerneldeclError, ToolchainError, printable_lines
 from kerneldecl.store.scratch import temporary_folder
 
-_OF_THE_MACHINE = frozenset(
-    {
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ENAMETOOLONG,
-        errno.EEXIST,
-        errno.EISDIR,
-        errno.ENOTDIR,
-        errno.ELOOP,
-    }
-)
+_OF_THE_MACHINE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, *OF_WHAT_IS_THERE})
 """Errors of files that say what the user has to mend: a folder that may not be written to, a path that is too long."""
 _OF_NO_FILE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE})
 """Those that need no name: a write to an open file fails without one, and so does what would open one too many."""
@@ -85,6 +75,10 @@ def _reported(error: Exception) -> ExitCode:
         for line in str(error).split("\n"):
             _say(f"error: {line}")
         return error.exit_code
+    if isinstance(error, OSError) and (reason := in_the_way(error)):
+        _say(f"error: {reason}")
+        _drop_output()
+        return ExitCode.ENVIRONMENT
     if isinstance(error, OSError) and (error.errno in _OF_NO_FILE or (error.errno in _OF_THE_MACHINE and error.filename is not None)):
         what = "a file, or standard output," if error.filename is None else os.fsdecode(error.filename)
         _say(f"error: {what} cannot be read or written: {error.strerror}")

@@ -16,6 +16,7 @@ from click.shell_completion import get_completion_class
 from kerneldecl.declare.select import STATES
 from kerneldecl.declare.toml_keys import FILE, SETTINGS
 from kerneldecl.plugins.find import Kind, plugin_names
+from kerneldecl.store.regular import read_file
 
 _PROGRAM, _VARIABLE = "kerneldecl", "_KERNELDECL_COMPLETE"
 _HINTS = {
@@ -90,7 +91,7 @@ def words(folder: Path) -> list[str]:
     import tomli
 
     with contextlib.suppress(OSError, ValueError):
-        document = tomli.loads((folder / FILE).read_text(encoding="utf-8"))
+        document = tomli.loads(read_file(folder / FILE).decode())
         return list(dict.fromkeys(_words(document)))
     return []
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from kerneldecl.store.regular import regular
 from kerneldecl.tuning.events import Event, Report
 
 FILE = "events.jsonl"
@@ -53,13 +55,20 @@ class EventLog:
                 file.flush()  # who follows the file sees an event when it comes, and a kill loses none
 
 
+def _unread(path: str, flags: int) -> int:
+    """Open a file for writing; raise OSError for a pipe that nobody reads, where a build would wait for a reader."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 @contextlib.contextmanager
 def logged(report: Report, cache: Path, events: Path | None) -> Iterator[Report]:
     """Provide a report that passes events on and keeps them; `events` gets them, too, for whoever follows a build."""
     cache.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
-        paths = [cache / FILE, *([events] if events else [])]
-        log = EventLog([held.enter_context(path.open("w", encoding="utf-8")) for path in paths])
+        files: list[TextIO] = [open(cache / FILE, "w", encoding="utf-8", opener=_unread)]  # noqa: SIM115  Path.open takes no opener
+        held.enter_context(files[0])
+        files += [held.enter_context(events.open("w", encoding="utf-8"))] if events else []
+        log = EventLog(files)
         log.write("log", {"schema": SCHEMA})
 
         def both(event: Event) -> None:
@@ -91,7 +100,7 @@ class Tail:
 
     def read(self) -> list[dict[str, Any]]:
         """Return all lines that are whole and sound."""
-        with self._path.open("rb") as file:
+        with open(self._path, "rb", opener=regular) as file:
             first = file.readline()  # it has the time at which the build began
             if first != self._first:
                 self._first, self._read, self._lines = first, 0, []

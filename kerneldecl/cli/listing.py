@@ -13,6 +13,7 @@ from kerneldecl.cli.table import table
 from kerneldecl.diagnostics.units import duration, share_of_peak
 from kerneldecl.null_build import stamp
 from kerneldecl.store.checked import read_checked, write_checked
+from kerneldecl.store.regular import read_file
 
 FILE = "entries.json"
 SCHEMA = 1
@@ -58,7 +59,7 @@ def _row(fields: Sequence[Any]) -> Row:
 
 
 def _stamp_digest(root: Path) -> str:
-    return stamp.digest((root / stamp.STAMP).read_bytes())
+    return stamp.digest(read_file(root / stamp.STAMP))
 
 
 def query_text(json: Json, width: int = 0) -> str:

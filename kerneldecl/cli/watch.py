@@ -17,6 +17,7 @@ import click
 from kerneldecl.cli.options import Settings, patterns_argument
 from kerneldecl.errors import ExitCode, ToolchainError
 from kerneldecl.plugins.find import SINGULAR
+from kerneldecl.store.regular import read_file
 
 DECLARED = "workloads.toml"
 _WRITTEN = ("cache", "dist")
@@ -67,7 +68,7 @@ def _is_source(path: Path, declared: str) -> bool:
 
 def _declared(root: Path) -> str:
     try:
-        return (root / DECLARED).read_text(encoding="utf-8", errors="replace")
+        return read_file(root / DECLARED).decode(errors="replace")
     except OSError:  # an editor is about to put it there
         return ""
 

@@ -148,6 +148,21 @@ def _source_only() -> Iterator[None]:
             os.environ[name] = before
 
 
+@contextmanager
+def _float8_by_headers() -> Iterator[None]:
+    """Have TVM leave conversions of float8 to CUDA's headers on every GPU: these have arithmetic for GPUs without an instruction.
+
+    TVM 0.27's own gives zero and subnormal numbers other values there, and compares vectors of eight, for which CUDA has no type.
+    """
+    name = "tvm.support.nvcc.supports_fp8"
+    before = tvm_ffi.get_global_func(name)
+    tvm_ffi.register_global_func(name, lambda _: True, override=True)
+    try:
+        yield
+    finally:
+        tvm_ffi.register_global_func(name, before, override=True)
+
+
 class _Generated(NamedTuple):
     """The code that TVM generates for a function."""
 
@@ -171,7 +186,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
-    with tvm.transform.PassContext(config=_pass_config(func)), _source_only():
+    with tvm.transform.PassContext(config=_pass_config(func)), _source_only(), _float8_by_headers():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(
             mod if is_tirx(func) else aligned_vectors(narrowed(mod))
         )

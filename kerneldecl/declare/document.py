@@ -15,7 +15,7 @@ import tomli
 
 from kerneldecl.declare.imports import IMPORT, Import, imports_of
 from kerneldecl.declare.limits import LIMITS, limits_of
-from kerneldecl.declare.policies import SHARED, shared_budget
+from kerneldecl.declare.policies import SHARED, budget_findings, shared_budget
 from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
@@ -45,6 +45,7 @@ from kerneldecl.model import Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
+from kerneldecl.store.regular import read_file
 from kerneldecl.store.remote import SharedCache
 from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
@@ -172,6 +173,8 @@ def scope_of(root: Path, document: Document) -> Scope:
     """Return what the document's tables may refer to; wrong values count as absent."""
     targets = tuple(_table(document, "target"))
     defaults = {key: value for key, value in _table(document, "defaults").items() if key in SETTINGS and SETTINGS[key].is_right(value)}
+    if any(budget_findings(defaults.get("budget"))):
+        del defaults["budget"]
     return Scope(
         root=root,
         targets=targets,
@@ -197,7 +200,7 @@ def _said_by_targets(document: Document, key: str) -> dict[str, str]:
 
 def _read(root: Path) -> bytes:
     try:
-        return (root / FILE).read_bytes()
+        return read_file(root / FILE)
     except FileNotFoundError:
         raise _failure(f"no such file in {root.resolve()}", hint="`kerneldecl init` writes one") from None
     except OSError as error:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Len, Lt
 
 from kerneldecl.declare.plain_types import Check, plainly_is
+from kerneldecl.declare.sizes import is_countable
 from kerneldecl.diagnostics.messages import rewritten, show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Value, frozen
@@ -26,6 +27,8 @@ from kerneldecl.rule import Rule, WorkspaceFile
 
 _EXACT = 1 << 53
 """Whole numbers up to this one are floats, too."""
+_MOST_PLACES = 5
+"""Mistakes within one value that are told."""
 _SCALARS = frozenset({int, str, float, bool})
 
 
@@ -71,6 +74,8 @@ class Attribute:
             plain = value if type(value) in _SCALARS else frozen(value)
         except TypeError:
             return "", ((f"{self.name} is {show(value)}; expected {expected(self.hint)}", ""),)
+        if not is_countable(plain):
+            return "", ((f"{self.name} is {show(value)}; expected whole numbers of at most 64 bits", ""),)
         if type(plain) is int and self.is_float and abs(plain) <= _EXACT:
             plain = float(plain)
         if self.is_plainly_right(plain):
@@ -80,7 +85,8 @@ class Attribute:
         try:
             return self.validate(plain), ()
         except ValidationError as error:
-            places = [] if _has_union(self.hint) else [tuple(item["loc"]) for item in error.errors(include_url=False)]
+            # Of a long list, whose items are all wrong, the first ones tell.
+            places = [] if _has_union(self.hint) else [tuple(item["loc"]) for item in error.errors(include_url=False)[:_MOST_PLACES]]
             return "", tuple(_mistake(self.name, self.hint, plain, place) for place in places or [()])
 
 
@@ -96,6 +102,11 @@ class RuleAttributes:
     @cached_property
     def required(self) -> frozenset[str]:
         return frozenset(name for name, attribute in self.attributes.items() if attribute.is_required)
+
+    @cached_property
+    def has_files(self) -> bool:
+        """Return whether what it computes depends on files, which nobody reads before it is lowered."""
+        return any(attribute.is_file for attribute in self.attributes.values())
 
     @cached_property
     def depths(self) -> Mapping[str, int]:

@@ -18,6 +18,7 @@ from kerneldecl.declare.policies import budget_findings, kind_findings, policy_f
 from kerneldecl.declare.policy_values import dispatched, key_of, policy_of
 from kerneldecl.declare.rows import declared_rows, library_findings, rows_findings
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
+from kerneldecl.declare.sizes import is_plainly_small, size_mistake
 from kerneldecl.declare.toml_keys import (
     FILE,
     LONGEST_PATH,
@@ -31,7 +32,7 @@ from kerneldecl.declare.toml_keys import (
     unknown_targets,
     wrong_values,
 )
-from kerneldecl.diagnostics.messages import nearest, show, unknown
+from kerneldecl.diagnostics.messages import cut, nearest, show, unknown
 from kerneldecl.errors import DeclarationError
 from kerneldecl.limits import Budget
 from kerneldecl.model import Policy, Value, Workload
@@ -98,7 +99,8 @@ class Scope:
         """Yield the policies of an entry that are not for the arch of one of its targets; what is wrong in itself is left out."""
         policy = policy_of(table["policy"]) if is_policy(table.get("policy")) else self.defaults.policy
         named = table.get("targets", self.defaults.targets)
-        for target in (target for target in (named if isinstance(named, list | tuple) else ()) if target in self.archs):
+        names = (name for name in (named if isinstance(named, list | tuple) else ()) if isinstance(name, str))
+        for target in (name for name in names if name in self.archs):
             if (policy, target) not in self.fits:
                 self.fits[policy, target] = tuple(self._kind_findings(policy, target))
             yield from self.fits[policy, target]
@@ -199,7 +201,7 @@ def _rule(table: Attrs, scope: Scope, findings: list[Finding]) -> RuleAttributes
         sentence, hint = unknown("rule", name, scope.rules)
         if other := operator_names().get(str(name)):
             hint = "rule {} computes it, with {}".format(*other)
-        findings.append(Finding.of(("rule",), sentence, hint or _NO_SUCH_RULE.format(name=name)))
+        findings.append(Finding.of(("rule",), sentence, cut(hint or _NO_SUCH_RULE.format(name=name))))
         return None
     rule = scope.rule(name)
     if isinstance(rule, DeclarationError):
@@ -290,7 +292,9 @@ def _file_mistakes(name: str, value: Value, root: Path) -> Iterator[tuple[str, s
         elif not _is_inside(root / path, root):
             yield f"{name} is {show(path)}, which is outside the workspace; expected a path relative to the folder of {FILE}", ""
         elif not _is_file(root / path):
-            near = nearest(path, (str(other.relative_to(root)) for other in (root / path).parent.glob("*") if other.is_file()))
+            folder = (root / path).parent
+            others = folder.glob("*") if _is_inside(folder, root) else ()  # for an empty path, it is the workspace's own
+            near = nearest(path, (str(other.relative_to(root)) for other in others if other.is_file()))
             yield f"{name} is {show(path)}; no such file in the workspace", f'did you mean "{near}"?' if near else ""
 
 
@@ -310,7 +314,10 @@ def _instance(rule: RuleAttributes, attrs: Attrs, name: str, root: Path, finding
     try:
         with blamed(rule.file, root, f"rule {rule.name} fails"):
             instance = rule.rule(**attrs)
-            findings += [Finding.of((), sentence, entry=name) for sentence in instance.problems()]
+            found = [Finding.of((), cut(sentence), entry=name) for sentence in instance.problems()]
+            if not (found or rule.has_files or is_plainly_small(attrs)) and (mistake := size_mistake(instance, attrs)):
+                found = [Finding.of((mistake[0],), mistake[1], entry=name)]
+            findings += found
     except DeclarationError as error:
         findings += [Finding((), replace(problem, entry=name)) for problem in error.problems]
         return None

@@ -33,6 +33,7 @@ _ALSO_CALLED = {
 }
 """What other libraries call dtypes and operators."""
 _LONGEST_VALUE = 80
+_LONGEST_SENTENCE = 400
 _MOST_NAMES = 12
 """Names that a message lists where a command lists them as well."""
 _LISTED_BY = {"rule": "rules", "policy": "policies", "template": "templates", "arch": "archs"}
@@ -43,6 +44,11 @@ def show(value: object) -> str:
     """Return a TOML value as the user would write it, cut to a line's length."""
     text = printable(_show(value))
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def cut(sentence: str) -> str:
+    """Return a sentence of a rule's own, which may repeat any value, without what is too long to be read."""
+    return sentence if len(sentence) <= _LONGEST_SENTENCE else f"{sentence[:_LONGEST_SENTENCE]}…"
 
 
 def _show(value: object) -> str:

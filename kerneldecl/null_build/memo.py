@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kerneldecl.model import Workload
 from kerneldecl.null_build import stamp
 from kerneldecl.store.files import write_whole
+from kerneldecl.store.regular import read_file
 
 MEMO = "cache/memo.json"
 SCHEMA = 4
@@ -80,7 +81,7 @@ def write_memo(root: Path, document: Mapping[str, Any], known: Memo, context: st
 def load_memo(root: Path) -> dict[str, Any] | None:
     """Return the fields of the memo, of which `tables`, `links`, `plugins` and `texts` are trusted once `still_holding` has said so."""
     try:
-        fields = json.loads((root / MEMO).read_bytes())
+        fields = json.loads(read_file(root / MEMO))
         return fields if fields["schema"] == SCHEMA and set(fields["texts"].values()) <= fields["tables"].keys() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

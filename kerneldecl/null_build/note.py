@@ -13,13 +13,14 @@ from kerneldecl.planning.plan import ORDER
 from kerneldecl.planning.workspace import FILE, plugins_key
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
+from kerneldecl.store.regular import read_file
 
 
 def note_complete(session: Session) -> None:
     """Leave the stamp and the memo that make the next null build and the next plan quick."""
     workspace = session.workspace
     root, sources = workspace.root, workspace.sources
-    content = (sources / FILE).read_bytes()
+    content = read_file(sources / FILE)
     if digest(content) != workspace.declaration.digest:
         return  # edited while we built without a snapshot: the next build looks again
     text = content.decode("utf-8-sig")

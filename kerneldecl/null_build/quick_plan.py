@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerneldecl.null_build import memo, tables
+from kerneldecl.store.regular import read_file
 
 if TYPE_CHECKING:
     from kerneldecl.model import Workload
@@ -44,7 +45,7 @@ def quick_plan(root: Path) -> list[Action] | None:
 
 def _tables(root: Path, known: Mapping[str, str]) -> tables.Tables | None:
     try:
-        return tables.read_tables((root / FILE).read_bytes().decode("utf-8-sig"), known)
+        return tables.read_tables(read_file(root / FILE).decode("utf-8-sig"), known)
     except (OSError, ValueError):
         return None
 
@@ -99,7 +100,7 @@ def _links(
     root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]
 ) -> list[Action]:
     from kerneldecl.artifact.manifest import OTHER_KERNELS, artifact_defect, artifact_folder
-    from kerneldecl.planning.plan import ArtifactOf, LinkPast, link_action
+    from kerneldecl.planning.link import ArtifactOf, LinkPast, link_action
 
     artifact = ArtifactOf(document["artifact"]["name"], document["artifact"]["version"], document["artifact"].get("headers", False))
     entries: dict[str, dict[str, str]] = {}

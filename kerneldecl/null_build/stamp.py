@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from kerneldecl.store.regular import read_file
+
 try:
     from _blake2 import blake2b  # hashlib loads OpenSSL first, which takes a tenth of a null build
 except ImportError:
@@ -77,8 +79,7 @@ def restamp(root: str, entries: int) -> int:
 
 
 def _read(root: str) -> list[str]:
-    with open(os.path.join(root, STAMP), encoding="utf-8", errors="surrogateescape") as file:
-        return file.read().split("\n")
+    return os.fsdecode(read_file(os.path.join(root, STAMP))).split("\n")
 
 
 def _values(lines: Iterable[str], name: str) -> list[str]:
@@ -163,8 +164,7 @@ def _sources(folder: str) -> list[str]:
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_file(path)
     except FileNotFoundError:
         return b""
 

@@ -15,6 +15,7 @@ from kerneldecl.planning.last_build import State
 from kerneldecl.planning.workspace import LOCK, Workspace
 from kerneldecl.store.keys import changed_lines, lines_of
 from kerneldecl.store.local import Record
+from kerneldecl.store.regular import read_file
 
 
 class EarlierManifests:
@@ -49,7 +50,7 @@ class EarlierManifests:
     @functools.cached_property
     def _locked(self) -> Mapping[str, str]:
         try:
-            return lockfile.keys_by_entry((self._workspace.root / LOCK).read_text(encoding="utf-8", errors="replace"))
+            return lockfile.keys_by_entry(read_file(self._workspace.root / LOCK).decode(errors="replace"))
         except OSError:
             return {}
 

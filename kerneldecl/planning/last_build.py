@@ -13,6 +13,7 @@ from typing import Any
 from kerneldecl.model import Trial
 from kerneldecl.serial import misfit, trials_from_json
 from kerneldecl.store.files import write_whole
+from kerneldecl.store.regular import read_file
 
 SCHEMA = 4
 FILE = "state.json"
@@ -33,7 +34,7 @@ class State:
 def read_state(path: Path) -> State:
     """Return the last build's state; an empty one where there is none or it is unreadable."""
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_file(path))
         found = State(fields["keys"], fields["why"], fields["failed"])
         return found if fields["schema"] == SCHEMA and _is_whole(found) else State()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

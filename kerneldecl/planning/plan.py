@@ -10,13 +10,13 @@ import itertools
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Arch, Options, Workload, uses
 from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subject
 from kerneldecl.planning.beyond import why_outdated
 from kerneldecl.planning.causes import Cause
+from kerneldecl.planning.link import ArtifactOf, LinkPast, link_action
 from kerneldecl.planning.rows import Ranges, with_rows
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
@@ -61,6 +61,8 @@ class Inputs:
     """The declared policies that are tuners."""
     readers: frozenset[str] = frozenset()
     """Those of them that are given what records tell of like computations."""
+    linked_with: Mapping[str, str] = field(default_factory=dict)
+    """Digest of the sources that are linked with kernels whatever these are, by kind of arch; where there are any."""
 
 
 class Asked(NamedTuple):
@@ -70,15 +72,6 @@ class Asked(NamedTuple):
     """The policies that it stands for, in order."""
     options: Options | None
     """What is declared of a tuner's options; None where it is no tuner."""
-
-
-class ArtifactOf(NamedTuple):
-    """What is declared of a workspace's artifacts."""
-
-    name: str
-    version: str
-    has_headers: bool = False
-    """Whether they carry kernels as headers."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +88,8 @@ class EntryPlan:
     tuned: TuneResult | None
     ranges: Ranges | None = None
     """Which kernels take which numbers of rows, where its own is one of several and that is known."""
+    linked_with: str = ""
+    """Digest of the sources that its kernel is linked with, whatever that is; empty where there are none."""
 
     @property
     def entry(self) -> str:
@@ -110,7 +105,8 @@ class EntryPlan:
         assert self.tuned is not None
         workload = self.workload
         declared = (self.arch.name, workload.rule, workload.attrs, workload.tags, *((workload.rows, self.ranges) if self.ranges else ()))
-        return keys.digest(repr((declared, self.lowered.described(), self.tuned.described())).encode())
+        linked = (self.linked_with,) if self.linked_with else ()
+        return keys.digest(repr((declared, self.lowered.described(), self.tuned.described(), *linked)).encode())
 
     @property
     def is_unmeasured(self) -> bool:
@@ -185,7 +181,9 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     result = TuneResult(tuned.key, tuned.result) if tuned else None
     build = Subject(entry, workload.target, "build")  # judged once it is known whether the artifact is whole (`plan`)
     actions = (lower, propose, tune, Action.done(build, result.build_key) if result else Action.waiting(build, "tune"))
-    return EntryPlan(workload, arch, asked, actions=actions, lowered=lowered, groups=groups, tuned=result)
+    return EntryPlan(
+        workload, arch, asked, actions, lowered=lowered, groups=groups, tuned=result, linked_with=inputs.linked_with.get(arch.kind, "")
+    )
 
 
 ORDER: tuple[Kind, ...] = ("lower", "propose", "tune", "build")
@@ -323,42 +321,11 @@ def link_parts(entry: EntryPlan) -> dict[str, str]:
         "tags": workload.tags,
         "computation": entry.lowered.described(),
         "kernel": tuned.blobs,
+        "C++ that kernels are linked with": entry.linked_with,
         "what its tuning depends on": tuned.key,
         "figures": (tuned.run_secs, tuned.error, tuned.coverage, sorted(tuned.provenance.items())),
     }
     return {name: f"{zlib.crc32(repr(part).encode()):08x}" for name, part in parts.items()}
-
-
-class LinkPast(NamedTuple):
-    """What earlier builds left of one target."""
-
-    defect: Callable[[str], str]
-    """What is wrong with the artifact for a link key; empty where nothing is."""
-    difference: Callable[[str], Difference]
-    """What is not as in the last build, given the link's manifest."""
-
-
-def link_action(
-    artifact: ArtifactOf,
-    target: str,
-    digests: Mapping[str, str],
-    waiting: Sequence[str],
-    past: LinkPast,
-    missing: Mapping[str, str] = MappingProxyType({}),
-) -> Action:
-    """Return the link of one target; `waiting` are its entries that are not tuned yet.
-
-    `missing` gives the reasons why entries have failed, which the artifact is linked without.
-    """
-    subject = Subject(target, target, "link")
-    if waiting:
-        return Action.waiting(subject, f"{len(waiting)} entries" if len(waiting) > 1 else str(waiting[0]))
-    manifest = keys.link_manifest(artifact.name, artifact.version, target, digests, missing, has_headers=artifact.has_headers)
-    link_key = keys.key(manifest)
-    if not (reason := past.defect(link_key)):
-        return Action.done(subject, link_key, manifest)
-    difference = past.difference(manifest)
-    return Action.ready(subject, link_key, str(difference) or reason, manifest, difference)
 
 
 def plan_link(artifact: ArtifactOf, target: str, entries: Sequence[EntryPlan], past: Past, failures: Mapping[str, str]) -> Action:

@@ -14,6 +14,7 @@ import tomli
 
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.store.files import write_whole
+from kerneldecl.store.regular import read_file
 
 FILE = "published.toml"
 _HEAD = "# Written by `kerneldecl push`: what was published under each version. Commit it; do not edit it.\n"
@@ -23,7 +24,7 @@ _FIELDS = ("name", "version", "target", "model", "key", "reference")
 def read(root: Path) -> list[dict[str, str]]:
     """Return what was published; raise DeclarationError where the file cannot be read."""
     try:
-        listed = tomli.loads((root / FILE).read_text(encoding="utf-8")).get("published", [])
+        listed = tomli.loads(read_file(root / FILE).decode()).get("published", [])
         return [{name: str(each[name]) for name in _FIELDS} for each in listed]
     except FileNotFoundError:
         return []

@@ -16,6 +16,7 @@ import tomli
 
 from kerneldecl.plugins.find import PACKAGE, SINGULAR
 from kerneldecl.plugins.meaning import meaning
+from kerneldecl.store.regular import read_file
 from kerneldecl.store.scratch import scratch_folder
 
 FILE = "workloads.toml"
@@ -51,7 +52,7 @@ def _below(root: Path, folder: str) -> Iterator[str]:
 def _copied(file: Path, to: Path) -> bytes:
     """Copy a file and return its content; nothing where it cannot be read, which is told where it is wanted."""
     try:
-        content = file.read_bytes()
+        content = read_file(file)
     except OSError:
         return b""
     to.parent.mkdir(parents=True, exist_ok=True)

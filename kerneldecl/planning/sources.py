@@ -15,6 +15,7 @@ from kerneldecl.plugins.definitions import definitions
 from kerneldecl.plugins.meaning import meaning
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import digest
+from kerneldecl.store.regular import read_file
 
 FILE = "sources.json"
 SCHEMA = 1
@@ -46,7 +47,7 @@ def sources_behind(behind: Mapping[str, Named], known: Sources) -> Sources:
     for joint, named in behind.items():
         digests[joint] = {}
         for name, file in named:
-            content = file.read_bytes()
+            content = read_file(file)
             is_python = file.suffix == ".py"
             held = meaning(content).digest if is_python else digest(content)
             digests[joint][name] = held
@@ -58,7 +59,7 @@ def sources_behind(behind: Mapping[str, Named], known: Sources) -> Sources:
 def read_sources(path: Path) -> Sources:
     """Return what the last build left; nothing where there is none or it is unreadable."""
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_file(path))
         found = Sources(fields["digests"], fields["files"], fields["links"])
         return found if fields["schema"] == SCHEMA and all(map(_are_parts, (found.digests, found.files, found.links))) else Sources()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -29,6 +29,7 @@ from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.protocol import Store
+from kerneldecl.toolchain.companions import allocator_digest
 
 if TYPE_CHECKING:
     from kerneldecl.store.shared import SharedStore
@@ -122,9 +123,6 @@ def workspace_of(
 
     seen = reading or Reading()
 
-    def digest_of(files: tuple[Path, ...]) -> str:
-        return noted(files_digest(root, files, seen=seen), files)
-
     names = sorted({workload.rule for workload in declaration.workloads})
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
@@ -146,7 +144,8 @@ def workspace_of(
 
     @functools.cache
     def template(name: str) -> str:
-        return digest_of(plugin_files("templates", root, name, seen))
+        files = plugin_files("templates", root, name, seen)
+        return noted(files_digest(root, files, seen=seen), files)
 
     custom_kernels = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
@@ -162,6 +161,7 @@ def workspace_of(
         tuners=tuners,
         readers=readers,
         specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
+        linked_with={"cuda": allocator_digest()},
     )
     of_policies = [files for several in plugins.values() for files in several.values()]
     extra = {root / path for _, path in paths} | _followed(root, [*rules.values(), *custom_kernels.values()], of_policies, seen)

@@ -16,6 +16,7 @@ from kerneldecl.errors import Problem
 from kerneldecl.model import SPECIALIZE
 from kerneldecl.plugins.find import PACKAGE, displayed, plugin_file, plugin_names
 from kerneldecl.rule import Rule
+from kerneldecl.store.regular import read_file
 
 _METHODS = {
     "signature": "the kernel's arguments, as a Signature",
@@ -65,7 +66,7 @@ def policy_problem(root: Path, name: str) -> Problem | None:
         return None  # the standard ones have tests
     shown = displayed(file, root)
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(read_file(file))
     except SyntaxError as error:
         return Problem(shown, f"policy {name} is not Python: {error.msg}", "python -m py_compile shows the place", line=error.lineno or 0)
     except ValueError as error:
@@ -93,7 +94,7 @@ def specialize_problem(root: Path, path: str) -> Problem | None:
     """Return why a file cannot be an entry's `specialize`, judged by its text; it is not run."""
     file = root / path
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(read_file(file))
     except SyntaxError as error:
         return Problem(displayed(file, root), f"{file.name} is not Python: {error.msg}", line=error.lineno or 0)
     except ValueError as error:

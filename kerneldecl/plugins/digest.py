@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin_folders
 from kerneldecl.plugins.meaning import meaning, meaning_without
 from kerneldecl.store.keys import digest
+from kerneldecl.store.regular import read_file
 from kerneldecl.toolchain import companions
 
 Folders = tuple[Path, ...]
@@ -52,7 +53,7 @@ class Reading:
         wanted = " ".join(sorted(without))
         found = self.known.get(self.keys[file]) if file in self.keys else None
         if found is None or wanted not in found.without:
-            content = file.read_bytes()
+            content = read_file(file)
             key = self.keys[file] = digest(content)
             self.used.add(key)
             if key not in self.known or wanted not in self.known[key].without:
@@ -72,7 +73,7 @@ class Reading:
         if file.suffix == ".py":
             return self.told(file, without).without[" ".join(sorted(without))]
         if file not in self.keys:
-            content = file.read_bytes()
+            content = read_file(file)
             self.keys[file] = digest(companions.meant(content) if file.suffix in _CPP else content)
         return self.keys[file]
 

@@ -61,7 +61,7 @@ def plugin_names(kind: Kind, root: Path) -> tuple[str, ...]:
 
 def _listed(folder: Path) -> list[str]:
     try:
-        return os.listdir(folder)
+        return [entry.name for entry in os.scandir(folder) if entry.is_file()]
     except OSError:  # there is none, or it may not be read
         return []
 

@@ -25,6 +25,7 @@ from kerneldecl.plugins.digest import specialize_files
 from kerneldecl.plugins.find import HOST, PACKAGE, SINGULAR, STANDARD, Kind, displayed, plugin_file, plugin_folders
 from kerneldecl.plugins.guard import guarded
 from kerneldecl.rule import Rule
+from kerneldecl.store.regular import read_file
 
 _SYNTHETIC = "_kerneldecl_"
 _SYNTHETIC_NAME = re.compile(rf"{_SYNTHETIC}([a-z]+)_[0-9a-f]{{16}}")
@@ -113,14 +114,20 @@ def _standard_content(folder: Path) -> bytes:
 
 
 def _python_files(folder: Path) -> list[str]:
-    return [os.path.join(above, name) for above, _, names in os.walk(folder) for name in names if name.endswith(".py")]
+    return [
+        os.path.join(above, name) for above, _, names in os.walk(folder) for name in names if name.endswith(".py") and _is_file(above, name)
+    ]
+
+
+def _is_file(folder: str, name: str) -> bool:
+    """Say whether a name is a file's, and no pipe's or of a link that leads nowhere: none of these is ever imported."""
+    return os.path.isfile(os.path.join(folder, name))
 
 
 def _content(files: Iterable[str]) -> bytes:
     content = hashlib.sha256()
     for file in sorted(files):
-        with open(file, "rb") as opened:
-            content.update(os.fsencode(f"\n{file}\n") + opened.read())
+        content.update(os.fsencode(f"\n{file}\n") + read_file(file))
     return content.digest()
 
 
@@ -173,4 +180,4 @@ def load_arch(root: Path, name: str) -> Arch:
     from kerneldecl.hardware.arch_file import read_arch
 
     file = plugin_file("archs", root, name)
-    return read_arch(name, file.read_bytes(), displayed(file, root))
+    return read_arch(name, read_file(file), displayed(file, root))

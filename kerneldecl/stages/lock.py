@@ -15,6 +15,7 @@ from kerneldecl.planning.plan import EntryPlan, Plan
 from kerneldecl.planning.workspace import LOCK, Workspace
 from kerneldecl.stages.session import Session
 from kerneldecl.store.files import write_whole
+from kerneldecl.store.regular import read_file
 
 
 def check_lock(session: Session) -> None:
@@ -69,7 +70,7 @@ def lock_on_disk(workspace: Workspace) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")  # what is not UTF-8 differs from every lock
+        return read_file(path).decode(errors="replace")  # what is not UTF-8 differs from every lock
     except FileNotFoundError:
         return ""
 

@@ -21,7 +21,8 @@ from kerneldecl.planning.action import Action, Changed, Kind, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.earlier_manifests import EarlierManifests
 from kerneldecl.planning.explain import Explainer, link_causes
-from kerneldecl.planning.plan import ArtifactOf, EntryPlan, Past, Plan, Read, plan, plan_entry, with_links
+from kerneldecl.planning.link import ArtifactOf
+from kerneldecl.planning.plan import EntryPlan, Past, Plan, Read, plan, plan_entry, with_links
 from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record

@@ -11,6 +11,7 @@ from typing import Any
 
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import digest
+from kerneldecl.store.regular import read_file
 
 
 def write_checked(path: Path, schema: int, value: Any) -> None:
@@ -22,7 +23,7 @@ def write_checked(path: Path, schema: int, value: Any) -> None:
 def read_checked(path: Path, schema: int) -> Any:
     """Return the value; None where there is no such file, where it is of another schema, or is not as it was written."""
     try:
-        first, _, text = path.read_bytes().decode().partition("\n")
+        first, _, text = read_file(path).decode().partition("\n")
         return json.loads(text) if first == _digest(schema, text) else None
     except (OSError, ValueError, RecursionError):
         return None

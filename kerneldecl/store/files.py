@@ -36,7 +36,7 @@ def write_whole(path: Path | str, content: bytes | str, *, durable: bool) -> Non
             os.replace(part, path)  # noqa: PTH105  a build of a thousand entries writes ten thousand files
             has_name = True
         except OSError as error:
-            error.filename = error.filename or str(path)  # a write that finds the disk full does not say of which file
+            error.filename = str(path)  # a full disk says of no file, and a name that is taken of the part
             raise
         finally:
             if not has_name:

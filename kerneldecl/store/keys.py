@@ -24,6 +24,8 @@ _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({float, bool, tuple})
 CODEGEN = 6
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
+_FLOAT8_INSTRUCTIONS = (8, 9)
+"""The first compute capability with conversions of float8. Code for earlier ones was once made with TVM's own arithmetic."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
 _BUILT_WITH = (
@@ -196,8 +198,14 @@ def _made_with(arch: Arch, tools: tuple[str, ...], lists: tuple[tuple[str, str],
     """Return the lines of a device, of the tools of its kind, of lists of candidates, and of templates."""
     device = {**device_fields(arch), **{name: getattr(arch.gpu, name) for name in _BUILT_WITH if arch.gpu}}
     toolchain = dict(zip(_COMPILERS[arch.kind], tools, strict=True))
-    fields = {"arch": device, "codegen": CODEGEN, "toolchain": toolchain, "candidates": dict(lists), "templates": dict(templates)}
+    fields = {"arch": device, **_codegen(arch), "toolchain": toolchain, "candidates": dict(lists), "templates": dict(templates)}
     return _lines_of("", fields)
+
+
+def _codegen(arch: Arch) -> dict[str, object]:
+    """Return what tells of the code that the compiler makes of a scheduled module."""
+    is_converted = arch.gpu is not None and arch.gpu.compute_capability < _FLOAT8_INSTRUCTIONS
+    return {"codegen": CODEGEN, **({"float8": "headers"} if is_converted else {})}
 
 
 def rows_manifest(kernels: Mapping[int, str], upto: int, search: Fields, arch: Arch) -> str:
@@ -212,7 +220,7 @@ def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[s
     if arch.gpu:
         target = {**target, **{name: getattr(arch.gpu, name) for name in _BUILT_WITH}}
     fields = {"scheduled": scheduled, "symbol": symbol, "arch": target, **named(names)}
-    return manifest("build", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
+    return manifest("build", {**fields, **_codegen(arch), "toolchain": compilers(arch, toolchain)})
 
 
 def named(names: str) -> dict[str, str]:

@@ -18,9 +18,12 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule
 
-from kerneldecl.model import Arch, Value
+from kerneldecl.model import Access, Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu import thread_loops
 from kerneldecl.templates.shared import blocks
+
+MOST_LANES, MOST_BYTES = 8, 32
+"""Elements and bytes of a vector at most whose elements are longer than a byte."""
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -80,8 +83,29 @@ def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copi
             sch.compute_at(block, iteration, preserve_unit_loops=True)
             thread_loops.vectorize_copy(sch, block)
     sch.unroll(iteration)
+    lanes = _lanes(width, _along(leaf) if copies is None else leaf.block.writes)
+    if lanes < width:  # the narrowest argument allows so many, and others have wider elements
+        pieces, lane = sch.split(lane, [None, lanes])
+        sch.unroll(pieces)
     sch.vectorize(lane)
     return True
+
+
+def _along(leaf: blocks.Leaf) -> list[Access]:
+    """Return what a block accesses at another place for each element of a vector of results."""
+    (out,) = leaf.block.writes
+    axes = {axis for axis, _ in out.index[-1]} if out.index and out.index[-1] else set()
+    return [each for each in (*leaf.block.reads, out) if any(index is None or axes & {axis for axis, _ in index} for index in each.index)]
+
+
+def _lanes(width: int, accesses: Sequence[Access]) -> int:
+    """Return how many elements of a vector of accesses TVM's code generator has types for in CUDA: 16 bytes, 8 half-words or words, 4
+    double words."""
+    while width > 1 and any(
+        dtype_bytes(each.dtype) > 1 and (width > MOST_LANES or width * dtype_bytes(each.dtype) > MOST_BYTES) for each in accesses
+    ):
+        width //= 2
+    return width
 
 
 def _tiles(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:

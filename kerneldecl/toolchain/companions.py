@@ -3,8 +3,8 @@
 Knows nothing of object files' formats, of kernels or of TVM.
 
 A source's functions are hidden in the library that it is linked into: libraries of several releases of kerneldecl live in one process.
-Objects name the function that they call, and are linked with its source of now: a change of what it takes needs another name. What it does
-is in the keys of all that is measured of it, by `counted_with`.
+Objects name the function that they call, and are linked with its source of now: a change of what it takes needs another name. What a call
+of a vendor's library does is in the keys of all that is measured of it, by `counted_with`; the allocator is in those of links for GPUs.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ def counted_with(found: str, content: bytes) -> str:
     """
     names = [name for name in sorted(VENDOR_CALLS) if _names(content, name)]
     return digest(" ".join([found, *map(_source_digest, names)]).encode()) if names else found
+
+
+def allocator_digest() -> str:
+    """Return a digest of the workspace allocator, which libraries for GPUs hold beside kernels that have a workspace."""
+    return digest(meant(WORKSPACE_ALLOCATOR.read_bytes()))
 
 
 @functools.cache

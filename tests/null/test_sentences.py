@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_written_is_named(fakes: Space) -> None:
     assert done.code == 10
     assert done.err.startswith("error: ")
     assert "cache/record" in done.err
-    assert "cannot be read or written" in done.err
+    assert "is a file; a folder belongs there: move away what is there" in done.err
 
 
 def test_a_full_disk_is_told_with_the_file_that_it_has_no_room_for(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> None:

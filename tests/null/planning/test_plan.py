@@ -15,7 +15,8 @@ from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Proposal, Workload
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.causes import Cause
-from kerneldecl.planning.plan import ArtifactOf, Inputs, Past, Plan, plan
+from kerneldecl.planning.link import ArtifactOf
+from kerneldecl.planning.plan import Inputs, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import BLOBS, Proposed, groups_to_json
@@ -49,6 +50,7 @@ class World:
     again: tuple[str, ...] = ()
     policies: Mapping[str, str] = field(default_factory=lambda: {"plain": "policy digest"})
     failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    linked_with: Mapping[str, str] = field(default_factory=dict)
 
     def plan(self, *workloads: Workload) -> Plan:
         detected = replace(BOX, name="host", is_detected=True)
@@ -62,6 +64,7 @@ class World:
             policies={("plain", "cpu"): ("plain",)},
             plugins={("plain", "cpu"): self.policies},
             template=lambda name: f"{name} digest",
+            linked_with=self.linked_with,
         )
 
         def read(kind: str, key: str, is_local: bool) -> Record | Miss:
@@ -257,6 +260,14 @@ def test_what_an_artifact_says_and_holds_of_an_entry_is_linked_anew(kind: str, f
     assert isinstance(before, Record)
     world.records[place] = before._replace(result={**before.result, **fields})
     assert [action.kind for action in world.plan().misses] == ["link"]
+
+
+def test_another_source_that_a_kind_of_kernel_is_linked_with_is_a_link_and_nothing_else() -> None:
+    world = replace(World().complete(), linked_with={"cpu": "allocator digest"})
+    assert [action.kind for action in world.plan().misses] == ["link"]
+    world = world.complete()
+    assert [action.kind for action in replace(world, linked_with={"cpu": "another digest"}).plan().misses] == ["link"]
+    assert not replace(world, linked_with={"cpu": "allocator digest", "cuda": "another digest"}).plan().misses
 
 
 def test_an_artifact_tells_figures_by_their_names() -> None:

@@ -258,9 +258,18 @@ MISTAKES = [
         {"shape": (2,), "pads": (1, 1), "value": 0.5, "dtype": "int8"},
         "value 0.5 is no whole number, which dtype int8 needs; write one",
     ),
+    *(
+        ("pad", {"shape": (2,), "pads": (1, 1), "value": value, "dtype": dtype}, f"value {value} is too large for dtype {dtype}; ")
+        for value, dtype in [(1e5, "float16"), (-1e39, "float32"), (449.0 + 32, "float8_e4m3fn"), (128.0, "int8"), (-1.0, "uint8")]
+    ),
     ("adaptive_pool2d", {"op": "max", "n": 1, "h": 4, "w": 4, "c": 1, "rows": 5, "columns": 1}, "rows 5 is more than the image has, 4; "),
     ("resize2d", {"op": "nearest", "n": 1, "h": 65536, "w": 1, "c": 1, "rows": 65536, "columns": 1}, "resizing 65536 x 1 to 65536 x 1 "),
 ]
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(-65504.0, "float16"), (-1.7e308, "float64"), (-128.0, "int8"), (-(2.0**63), "int64")])
+def test_margins_may_hold_the_least_number_of_their_dtype(value: float, dtype: str) -> None:
+    assert not list(rule("pad", shape=(2,), pads=(1, 1), value=value, dtype=dtype).problems())
 
 
 @pytest.mark.parametrize(("name", "attrs", "sentence"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")

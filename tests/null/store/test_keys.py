@@ -132,6 +132,13 @@ def test_what_a_gpus_modules_are_compiled_with_is_in_the_keys_of_object_and_winn
     assert keys.measure_manifest("code", other, {}) == keys.measure_manifest("code", gpu, {}), "the same code takes the same time"
 
 
+@pytest.mark.parametrize(("name", "count"), [("t4", 1), ("a100-80gb", 1), ("l4", 0), ("h200", 0), ("x86-64-v3", 0)])
+def test_how_float8_is_converted_is_in_the_keys_where_no_instruction_does(name: str, count: int) -> None:
+    here = load_arch(REPOSITORY, name)
+    texts = (tune_manifest(here), keys.build_manifest("s", "kd_0", here, TOOLCHAIN))
+    assert [text.count("\nfloat8 = ") for text in texts] == [count, count]
+
+
 @pytest.mark.parametrize("name", ["h200", "x86-64-v3"])
 def test_the_compilers_target_is_in_the_keys_of_object_winner_and_time(name: str) -> None:
     here = load_arch(REPOSITORY, name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
+from kerneldecl.declare.document import Declaration
+from kerneldecl.planning.workspace import workspace_of
 from kerneldecl.plugins.digest import files_digest, plugin_files
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.toolchain import companions
@@ -82,6 +84,18 @@ def test_a_source_and_what_it_includes_are_files_behind_a_template_as_they_are(h
 def test_what_calls_no_library_keeps_its_digest() -> None:
     assert companions.counted_with("found", b"\0__TVMBackendAllocWorkspace\0") == "found"
     assert companions.counted_with("found", b'T.call_extern("int32", "kerneldecl_openblas_gemm_1")') != "found"
+
+
+def test_the_workspace_allocator_counts_where_kernels_for_gpus_are_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def linked() -> Mapping[str, str]:
+        return workspace_of(tmp_path, Declaration("ops", "1", {}, (), (), tmp_path / "workloads.toml")).inputs.linked_with
+
+    source = tmp_path / "pages.cpp"
+    monkeypatch.setattr(companions, "WORKSPACE_ALLOCATOR", source)
+    texts = ("int smallest = 4096;  // as TVM's\n", "int smallest = 4096;\n", "int smallest = 8192;\n")
+    digests = [linked() for text in texts if source.write_text(text, encoding="utf-8")]
+    assert [each.keys() for each in digests] == [{"cuda"}] * 3
+    assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.parametrize(

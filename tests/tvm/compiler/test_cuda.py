@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tvm
+import tvm_ffi
 from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.cuda_process import LOAD, answer
 from support.thinned import at, every
@@ -24,9 +25,10 @@ from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_sourc
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Value
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.store.local import LocalStore
-from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
+from kerneldecl.templates import gpu_elementwise, gpu_matmul_simt, gpu_reduce
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
 from kerneldecl.toolchain.declarations import Headers
@@ -117,6 +119,34 @@ def test_library_holds_the_cubins_of_all_kernels_and_no_source(device: Arch, tmp
     assert all(cubin.startswith(b"\x7fELF") and cubin in content for cubin in device_code)
     assert b"__global__" not in content
     assert b"#include" not in content
+
+
+def cast(dtype: str, out_dtype: str, width: int) -> tvm.IRModule:
+    """Return a conversion whose threads have a vector each."""
+    mod = canonical.lower(load_rule(STANDARD, "cast").of(STANDARD, {"shape": (64, 1024), "dtype": dtype, "out_dtype": out_dtype}))
+    sch = gpu_elementwise.apply(mod, {"threads": 128, "width": width, "unroll": 1}, A100)
+    assert sch is not None
+    return sch.mod
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("float8_e4m3fn", "float32"), ("float16", "float8_e4m3fn"), ("int8", "float8_e5m2")])
+@pytest.mark.parametrize("width", [1, 8, 16])
+def test_gpus_without_instructions_for_float8_have_cudas_headers_convert_it(
+    dtype: str, out_dtype: str, width: int, store: LocalStore
+) -> None:
+    """TVM's own conversions for such GPUs make 2^-7 of zero, and compare vectors of eight, for which CUDA has no type."""
+    mod = cast(dtype, out_dtype, width)
+    source = cuda_source(mod, A100, "kd_cast")
+    assert "__nv_fp8_e" in source[source.index("__global__") :]
+    assert "condval" not in source
+    assert len(compile_cuda_object(mod, A100, "kd_cast", store).launches) == 1
+
+
+def test_tvm_is_asked_about_float8_as_before_once_code_is_generated() -> None:
+    cuda_source(cast("float8_e4m3fn", "float32", 1), A100, "kd_cast")
+    supports = tvm_ffi.get_global_func("tvm.support.nvcc.supports_fp8")
+    assert [supports(capability) for capability in ("8.0", "9.0")] == [False, True]
 
 
 REPORT = """

@@ -49,6 +49,8 @@ SMALL: list[Case] = [
     *((ELEMENTWISE, "elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50)]),
     *((ELEMENTWISE, "elementwise", {"op": "add", "shape": (9, 48), "dtype": dtype}) for dtype in ("float32", "int8", "float64")),
     (ELEMENTWISE, "elementwise", {"op": "gelu", "shape": (65, 128), "dtype": "float16"}),
+    *((ELEMENTWISE, "take", {"shape": (6, 50), "indices": (48,), "axis": 1, "dtype": dtype}) for dtype in ("int8", "float16")),
+    *((ELEMENTWISE, "cast", {"shape": (5, 48), "dtype": "int8", "out_dtype": dtype}) for dtype in ("float16", "float64")),
     *((ELEMENTWISE, "transpose", {"shape": shape, "axes": (1, 0)}) for shape in [(1, 17), (49, 81), (64, 128), (96, 40)]),
     (ELEMENTWISE, "transpose", {"shape": (2, 64, 3, 64), "axes": (0, 2, 3, 1), "dtype": "bfloat16"}),
     *((ELEMENTWISE, "tensor_ir", {"file": "tests/support/rearrangements.py", "function": name}) for name in ("joined", "cut", "turned")),
@@ -177,6 +179,21 @@ def test_first_candidates_read_global_memory_in_vectors(template: str, rule: str
     source = cuda_source(first)
     largest = max(mod["main"].params, key=lambda param: np.prod([int(extent) for extent in param.ty.shape]))
     assert re.search(rf"= \*\((?:u?int|float|half)[24]\*\)\({largest.name}_ptr", source)
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32", "float64"])
+def test_vectors_of_bytes_become_vectors_that_cuda_has(out_dtype: str) -> None:
+    _, mod = lowered("cast", {"shape": (64, 1024), "dtype": "int8", "out_dtype": out_dtype})
+    assert all(
+        re.search(r"\*\(u?(int|long|float|double)[24]\*\)\(T_cast_ptr|Y_ptr", cuda_source(sch)) for sch in schedules(ELEMENTWISE, mod)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float8_e4m3fn"])
+def test_vectors_of_what_indices_name_have_as_many_elements_as_vectors_of_indices(dtype: str) -> None:
+    """CUDA has no vector of eight 64-bit integers."""
+    _, mod = lowered("take", {"shape": (64, 4096), "indices": (128,), "axis": 1, "dtype": dtype})
+    assert all("longlong4 " in cuda_source(sch) for sch in schedules(ELEMENTWISE, mod))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
