@@ -14,7 +14,7 @@ from typing import Any
 from kerneldecl.arrays import Array
 from kerneldecl.artifact.graph_starts import plain_starts
 from kerneldecl.deploy.inputs import on_device
-from kerneldecl.deploy.references import torch_dtypes, torch_tensor
+from kerneldecl.deploy.references import torch_call, torch_dtypes, torch_tensor
 from kerneldecl.relax.deployment import Model
 
 _ROUNDS = 7
@@ -95,11 +95,12 @@ def _torch_calls(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tupl
     tensors = [torch_tensor(array) for array in arrays]
     if is_gpu:
         module, tensors = module.cuda(), [each.cuda() for each in tensors]
+    run = torch_call(loaded, module)
 
     def call(threads: int) -> None:
         torch.set_num_threads(threads)
         with torch.no_grad():
-            module(*tensors)
+            run(tensors)
         if is_gpu:
             torch.cuda.synchronize()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ from kerneldecl.compiler.model_import.torch_reductions import REDUCTIONS
 from kerneldecl.compiler.model_import.torch_scatters import SCATTERS
 from kerneldecl.compiler.model_import.torch_slices import SLICES
 
+_CUSTOM = re.compile(r"failed to resolve (torch\.ops\.\S+) to an operator")
+"""What torch says of an operator that a package registers, which is not imported here."""
 _KEPT = ("scaled_dot_product_attention", "_scaled_dot_product_attention_math", "rms_norm")
 _OWN = {
     **ARITHMETIC,
@@ -83,6 +86,9 @@ def _read(path: Path, dims: Sequence[str]) -> tvm.IRModule:
                 program = torch.export.load(path)
             except (zipfile.BadZipFile, *IMPORT_ERRORS) as error:
                 reason = last_line(errors[0] if errors else error).partition(". This is an internal")[0]
+                if custom := _CUSTOM.search(reason):
+                    way_out = "export the module with an implementation that is written in torch's own operators"
+                    raise ModelError(f"it calls {custom[1]}, which is no operator of torch but of a package", way_out) from None
                 raise ModelError(f"not a program that torch {torch.__version__} can read: {reason}", way_out) from None
         return module_of_program(program, dims)
 
