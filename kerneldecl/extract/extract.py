@@ -30,6 +30,7 @@ from kerneldecl.store.files import ignore_results, write_whole
 FUNCTIONS = "functions"
 """Folder of functions without a standard rule; each file is named by the digest of its computation."""
 _LIMIT_SECS = 1800.0
+_WAY_OUT = "if it has dynamic dimensions, export it with static ones"
 
 
 class AnyRows(NamedTuple):
@@ -103,7 +104,8 @@ def _read_by_a_worker(model: str, root: Path, options: Mapping[str, Any]) -> dic
     if "problem" in answer:
         raise _failure(model, answer["problem"], answer["hint"])
     if "failure" in answer:
-        raise _failure(model, f"reading and lowering it failed: {answer['failure']}")
+        is_tvms = "InternalError" in answer["failure"]  # which says nothing to a user
+        raise _failure(model, f"reading and lowering it failed: {answer['failure']}", _WAY_OUT if is_tvms else "")
     return answer
 
 

@@ -102,6 +102,21 @@ def _group_norm(node: Any, importer: Any) -> Any:
     return emit(relax.op.astype(norm, dtype)) if narrow else norm
 
 
+def _statistics_norm(node: Any, importer: Any) -> Any:
+    """Convert the batch norm that an instance norm is written with, where its channels are those of a dynamic number of images."""
+    x, weight, bias, _, _, eps = importer.retrieve_args(node)
+    if hasattr(importer.shape_of(x)[1], "value"):
+        return NotImplemented
+    emit, dtype, axes = importer.block_builder.emit, str(x.ty.dtype.dtype), [0, *range(2, x.ty.ndim)]
+    apart = emit(relax.op.subtract(x, emit(relax.op.mean(x, axes, keepdims=True))))
+    variance = emit(relax.op.mean(emit(relax.op.multiply(apart, apart)), axes, keepdims=True))
+    result = emit(relax.op.multiply(apart, emit(relax.op.rsqrt(emit(relax.op.add(variance, relax.const(eps, dtype)))))))
+    for given, combine in ((weight, relax.op.multiply), (bias, relax.op.add)):
+        if given is not None:
+            result = emit(combine(result, emit(relax.op.expand_dims(given, [0, *range(2, x.ty.ndim)]))))
+    return (result,)
+
+
 REDUCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     **{f"any.{overload}": _truth(of_all=False) for overload in ("default", "dim", "dims")},
     **{f"all.{overload}": _truth(of_all=True) for overload in ("default", "dim", "dims")},
@@ -112,6 +127,7 @@ REDUCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "cumsum.default": _scan(relax.op.cumsum),
     "cumprod.default": _scan(relax.op.cumprod),
     "native_group_norm.default": _group_norm,
+    "_native_batch_norm_legit.no_stats": _statistics_norm,
     "rms_norm.default": _rms_norm,
 }
 """Converters by the names of torch's operators."""

@@ -1,4 +1,4 @@
-"""Owns the converters of torch's slices and repeats of dynamic extents, whose shapes torch knows and TVM's importer loses.
+"""Owns the converters of torch's slices, repeats and views of dynamic extents, whose shapes torch knows and TVM's importer loses.
 
 Knows nothing of files, nor of names of dimensions.
 """
@@ -65,5 +65,15 @@ def _repeat(node: Any, importer: Any) -> Any:
     return emit(relax.op.reshape(wide, [count * extent for count, extent in pairs]))
 
 
-SLICES: Mapping[str, Callable[[Any, Any], Any]] = {"slice.Tensor": _slice, "repeat.default": _repeat}
+def _view(node: Any, importer: Any) -> Any:
+    """Convert a view whose shape depends on an input; TVM's importer compares some products of extents, which raises."""
+    x, *extents = importer.retrieve_args(node)
+    shape = list(extents[0]) if isinstance(extents[0], (list, tuple)) else extents
+    numbers = [extent for extent in shape if isinstance(extent, int)]
+    if len(numbers) == len(shape) or min(numbers, default=1) <= 0:
+        return NotImplemented
+    return importer.block_builder.emit(relax.op.reshape(x, shape))
+
+
+SLICES: Mapping[str, Callable[[Any, Any], Any]] = {"slice.Tensor": _slice, "repeat.default": _repeat, "view.default": _view}
 """Converters by the names of torch's operators."""

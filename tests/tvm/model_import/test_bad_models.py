@@ -65,6 +65,15 @@ NODES = {
 }
 
 
+def test_a_model_of_dynamic_extent_has_its_dimensions_in_the_way_out(tmp_path: Path) -> None:
+    net = model(GEMM, weights=[("w", WEIGHT.T)])
+    net.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(net, tmp_path / "net.onnx")
+    with pytest.raises(ModelError) as found:
+        read_model(tmp_path / "net.onnx")
+    assert "fix its dynamic dimensions, batch, one by one: `python -m onnxruntime.tools.make_dynamic_shape_fixed" in found.value.hint
+
+
 @pytest.mark.parametrize("sentence", NODES)
 def test_an_onnx_model_that_cannot_be_imported_says_why(tmp_path: Path, sentence: str) -> None:
     onnx.save(NODES[sentence], tmp_path / "net.onnx")

@@ -164,6 +164,14 @@ class _Positions(torch.nn.Module):  # type: ignore[misc]
         return ends[:, 1:] - ends[:, :-1], self.table[:1].repeat(x.shape[0], 1)
 
 
+def test_instance_norms_take_any_number_of_images() -> None:
+    norm = torch.nn.InstanceNorm1d(4, affine=True)
+    torch.nn.init.normal_(norm.weight)
+    mod = module_of_program(torch.export.export(norm, (X,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},)))
+    (found,) = computed(mod, (X,))
+    torch.testing.assert_close(found, norm(X).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_slices_of_dynamic_extent_have_the_shape_that_torch_knows() -> None:
     batch, tokens = torch.export.Dim("batch", min=1, max=8), torch.export.Dim("tokens", min=2, max=16)
     x, model = torch.randn(3, 5, 8), _Positions()
