@@ -13,10 +13,12 @@ from typing import Any
 import click
 
 from kerneldecl.cli.options import Settings, json_option, opened, print_result
+from kerneldecl.cli.waiting import waiting
 from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import DeclarationError, ExitCode, Problem, TuningError
 
 _LIMIT_SECS = 3600.0
+_DOING = {"compile_model": "compiling", "run": "running", "bench": "timing", "compare": "comparing"}
 artifact_option = click.option("--artifact", type=click.Path(path_type=Path), help="The artifact's folder; by default the workspace's.")
 dims_option = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes that it was extracted with; repeatable.")
 dtype_option = click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), help="The half precision that it was extracted with.")
@@ -29,7 +31,8 @@ def asked(request: Mapping[str, Any], about: str) -> dict[str, Any]:
 
     worker = Worker({}, folder=Path.cwd())  # what the user names is relative to it
     try:
-        answer = worker.call({"device": "model", **request}, _LIMIT_SECS)
+        with waiting(f"{_DOING[request['action']]} {about}"):
+            answer = worker.call({"device": "model", **request}, _LIMIT_SECS)
     finally:
         worker.stop()
     if "problem" in answer:
@@ -63,6 +66,19 @@ def entry_names(artifact: Path | None) -> dict[str, str]:
 
     manifest = read_manifest(artifact) if artifact else ""
     return {} if isinstance(manifest, str) else {entry["symbol"]: entry["name"] for entry in manifest["entries"]}
+
+
+def workspace_names(settings: Settings) -> dict[str, str]:
+    """Return the entry of each kernel of the workspace's artifacts, by its symbol, for a compiled model names no artifact."""
+    from kerneldecl.artifact.manifest import artifact_folder
+    from kerneldecl.declare.toml_keys import FILE
+
+    if not (settings.root / FILE).is_file():
+        return {}
+    declaration = opened(settings).declaration
+    targets = {workload.target for workload in declaration.workloads}
+    folders = [artifact_folder(settings.root, declaration.artifact, declaration.version, target) for target in sorted(targets)]
+    return {symbol: name for folder in folders for symbol, name in entry_names(folder).items()}
 
 
 def _extracted_with(dims: tuple[str, ...], dtype: str | None) -> dict[str, Any]:
@@ -130,7 +146,7 @@ def bench(settings: Settings, /, model: str, against: Path | None, artifact: Pat
     request: dict[str, Any] = {"action": "bench", "model": model, "artifact": _text(folder), "function": given.pop("function")}
     request |= {"options": _extracted_with(**given)}
     answer = asked({**request, "against": None if against is None else str(against)}, model)
-    names = entry_names(folder if folder or is_compiled else None)
+    names = entry_names(folder) if folder else workspace_names(settings)
     kernels = [{**row, "entry": names.get(row["name"], "")} for row in answer.pop("kernels")]
     print_result(as_json, {"schema": 1, **answer, "kernels": kernels}, bench_text)
 

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from kerneldecl.cli.options import Settings, json_option, print_result
+from kerneldecl.cli.waiting import waiting
 from kerneldecl.errors import ExitCode
 
 _SIZES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1024.0, "MIB": 1024.0**2, "GIB": 1024.0**3, "TIB": 1024.0**4}
@@ -59,7 +60,8 @@ def init(settings: Settings, targets: tuple[str, ...], model: str | None) -> Non
     written = initialise(root, targets) if model is None else initialise(root, targets, name=model_name(model), entries=False)
     found = None
     try:
-        found = extract_model(model, root) if model is not None else None
+        with waiting(f"reading {model}") if model is not None else contextlib.nullcontext():
+            found = extract_model(model, root) if model is not None else None
     finally:
         if model is not None and found is None:
             for path in written[:2]:

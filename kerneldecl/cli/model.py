@@ -12,6 +12,7 @@ import click
 
 from kerneldecl.cli.options import Settings, json_option, opened, print_result
 from kerneldecl.cli.package import key_option
+from kerneldecl.cli.waiting import waiting
 from kerneldecl.errors import ExitCode
 
 
@@ -35,7 +36,9 @@ def extract(settings: Settings, /, model: str, output: Path | None, dims: tuple[
         raise click.UsageError(f"-o is {output}; expected a path that ends in {FILE}")
     root = settings.root if output is None else output.resolve().parent
     rows = any_rows_of(of["rows"]) if of["rows"] else None
-    print_result(as_json, extract_model(model, root, sizes_of(dims), of["dtype"] or "", rows), extracted_text)
+    with waiting(f"reading {model}"):
+        found = extract_model(model, root, sizes_of(dims), of["dtype"] or "", rows)
+    print_result(as_json, found, extracted_text)
 
 
 @click.command()

@@ -306,15 +306,14 @@ def extract(
     for form in forms:
         left_out |= dict.fromkeys(read_model.unlowered(form.mod), "TVM lowers this operator to no TensorIR")
         left_out |= _collected(form, dims, functions)
-    described = [
-        {**_computed(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
-        for found in functions.values()
-    ]
+    own = functions.values()
+    described = [{**_computed(each["mod"]), **_described(Path(root), each.pop("mod"), each.pop("likely")), **each} for each in own]
     for each in list(described) if rows else ():
         if reason := marked_rows.why_not_any_rows(each, marker, rows):
             described.remove(each)
             left_out[each["name"]] = reason
     return {
+        "dims": dims,
         "marker": marker,
         "functions": described,
         "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
@@ -334,7 +333,7 @@ def _collected(form: Any, dims: Sequence[str], functions: dict[str, dict[str, An
             if name in outside:
                 reason = f"{reason}; it is for sizes that are not declared, by TVM's default schedule"
             elif dims and read_model.is_dynamic(func):
-                reason = f"{reason}; --dim {dims[0]}=1,16 has entries for these sizes"
+                reason = f"{reason}; {' '.join(f'--dim {dim}=1,16' for dim in dims)} has entries for these sizes"
             left_out[name] = reason
             continue
         module = canonical.canonical_module(func)

@@ -8,18 +8,19 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kerneldecl.arrays import Array
 from kerneldecl.artifact.graph_starts import plain_starts
 from kerneldecl.deploy.inputs import on_device
-from kerneldecl.deploy.references import torch_dtypes, torch_tensor
+from kerneldecl.deploy.references import torch_call, torch_dtypes, torch_tensor
 from kerneldecl.relax.deployment import Model
 
 _ROUNDS = 7
 _ROUND_SECS = 0.2
-_PROFILED_CALLS = 5
+_LEAST_PROFILED, _MOST_PROFILED = 5, 100
 _TORCH = "torch, threads: "
 Call = Callable[[], object]
 
@@ -95,11 +96,12 @@ def _torch_calls(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tupl
     tensors = [torch_tensor(array) for array in arrays]
     if is_gpu:
         module, tensors = module.cuda(), [each.cuda() for each in tensors]
+    run = torch_call(loaded, module)
 
     def call(threads: int) -> None:
         torch.set_num_threads(threads)
         with torch.no_grad():
-            module(*tensors)
+            run(tensors)
         if is_gpu:
             torch.cuda.synchronize()
 
@@ -134,8 +136,8 @@ def _graph(run: Callable[..., Any], given: Sequence[Any]) -> Call | None:
 
 def _by_kernel(model: Model, call: Call) -> list[dict[str, Any]]:
     """Return seconds and calls of each function that the virtual machine calls, the slowest first; each is waited for."""
-    secs: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    samples: list[dict[str, float]] = []
+    counts: Counter[str] = Counter()
     begin = 0.0
 
     def hook(_function: Any, name: str, is_before: bool, _result: Any, *_arguments: Any) -> None:
@@ -144,17 +146,22 @@ def _by_kernel(model: Model, call: Call) -> list[dict[str, Any]]:
             begin = time.perf_counter()
             return
         model.device.sync()
-        secs[name] = secs.get(name, 0.0) + time.perf_counter() - begin
-        counts[name] = counts.get(name, 0) + 1
+        samples[-1][name] = samples[-1].get(name, 0.0) + time.perf_counter() - begin
+        counts[name] += 1
 
     call()
     model.instrument(hook)
-    for _ in range(_PROFILED_CALLS):
+    end = time.perf_counter() + _ROUND_SECS
+    while len(samples) < _LEAST_PROFILED or (time.perf_counter() < end and len(samples) < _MOST_PROFILED):
+        samples.append({})
         call()
-    kernels = [name for name in secs if not name.startswith("vm.builtin.")]
-    total = sum(secs[name] for name in kernels)
-    rows = [
-        {"name": name, "secs": secs[name] / _PROFILED_CALLS, "calls": counts[name] // _PROFILED_CALLS, "share": secs[name] / total}
-        for name in kernels
-    ]
+    return shares(samples, counts)
+
+
+def shares(samples: Sequence[Mapping[str, float]], counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a row for each kernel, by the median of its time in a call: one call in which the machine did something else says nothing."""
+    kernels = [name for name in counts if not name.startswith("vm.builtin.")]
+    secs = {name: statistics.median(sample.get(name, 0.0) for sample in samples) for name in kernels}
+    total = sum(secs.values())
+    rows = [{"name": name, "secs": secs[name], "calls": counts[name] // len(samples), "share": secs[name] / total} for name in kernels]
     return sorted(rows, key=lambda row: -float(row["secs"]))

@@ -38,7 +38,8 @@ def random_input(described: Mapping[str, Any], seed: str) -> Array:
     """Return an input of random values: normal ones for floating point; 0 and 1 for integers, which are indices as often as not."""
     shape = described["shape"]
     if shape is None or any(isinstance(extent, str) for extent in shape):
-        raise DeployError(f"input {described['name']} has a dynamic shape", "give --input FILE.npy for it")
+        way_out = "`kerneldecl run` takes --input FILE.npy for it; `verify` and `bench` make inputs of static shapes alone"
+        raise DeployError(f"input {described['name']} has a dynamic shape", way_out)
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
     arg = Arg(described["name"], tuple(shape), described["dtype"])
     if arg.dtype.startswith(("int", "uint")):

@@ -45,13 +45,28 @@ def torch_program(model: str) -> Reference:
     except ImportError:
         raise DeployError(f"{model}: the package torch is not installed", "pip install torch") from None
     program = torch.export.load(model)
-    module, dtypes = program.module(), torch_dtypes(program)
+    call, dtypes = torch_call(program, program.module()), torch_dtypes(program)
 
     def run(arrays: Sequence[Array]) -> list[Array]:
         with torch.no_grad():
-            return torch_outputs(module(*(torch_tensor(array) for array in _as(dtypes, arrays))))
+            return torch_outputs(call([torch_tensor(array) for array in _as(dtypes, arrays)]))
 
     return run
+
+
+def torch_call(program: Any, module: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    """Return a call of a program's module by its tensors in order, which stand where they stood in its export: by name, in a dict."""
+    from torch.utils import _pytree as pytree
+
+    spec = program.call_spec.in_spec
+
+    def call(tensors: Sequence[Any]) -> Any:
+        if len(tensors) != spec.num_leaves:  # some arguments are no tensors
+            return module(*tensors)
+        args, kwargs = pytree.tree_unflatten(list(tensors), spec)
+        return module(*args, **kwargs)
+
+    return call
 
 
 def torch_dtypes(program: Any) -> list[str]:

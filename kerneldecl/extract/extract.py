@@ -30,6 +30,7 @@ from kerneldecl.store.files import ignore_results, write_whole
 FUNCTIONS = "functions"
 """Folder of functions without a standard rule; each file is named by the digest of its computation."""
 _LIMIT_SECS = 1800.0
+_WAY_OUT = "if it has dynamic dimensions, export it with static ones"
 
 
 class AnyRows(NamedTuple):
@@ -59,7 +60,7 @@ def extract_model(
     marked = MarkedRows(answer["marker"], rows.tuned, rows.upto) if rows else None
     functions = {_function(found, marked): found for found in answer["functions"]}
     if not functions:
-        raise _failure(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
+        raise _failure(model, "none of its functions can be an entry", _why_none(answer))
     merged = merge(decode(content), tables, functions, name)
     _write(root, merged, {dict(function.attrs)["file"]: found["ir"] for function, found in functions.items() if "ir" in found})
     counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.unused}
@@ -103,7 +104,8 @@ def _read_by_a_worker(model: str, root: Path, options: Mapping[str, Any]) -> dic
     if "problem" in answer:
         raise _failure(model, answer["problem"], answer["hint"])
     if "failure" in answer:
-        raise _failure(model, f"reading and lowering it failed: {answer['failure']}")
+        is_tvms = "InternalError" in answer["failure"]  # which says nothing to a user
+        raise _failure(model, f"reading and lowering it failed: {answer['failure']}", _WAY_OUT if is_tvms else "")
     return answer
 
 
@@ -111,8 +113,13 @@ def _failure(model: str, sentence: str, hint: str = "") -> DeclarationError:
     return DeclarationError([Problem(model, sentence, hint)])
 
 
-def _reasons(left_out: list[Mapping[str, str]]) -> str:
-    return "; ".join(f"{each['name']}: {each['reason']}" for each in left_out[:3])
+def _why_none(answer: Mapping[str, Any]) -> str:
+    """Return the sizes to declare where all extents are dynamic, else the first reasons."""
+    reasons = [each["reason"] for each in answer["left_out"]]
+    if dims := [dim for dim in answer["dims"] if any("dynamic extent" in reason for reason in reasons)]:
+        sizes = " ".join(f"--dim {dim}=1,16" for dim in dims)
+        return f"all have a dynamic extent; declare the sizes that matter, as in {sizes}, or any number of rows by --rows"
+    return "; ".join(f"{each['name']}: {each['reason']}" for each in answer["left_out"][:3])
 
 
 def _coverage(answer: Mapping[str, Any]) -> dict[str, float]:

@@ -49,7 +49,21 @@ def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         _refuse_unknown(model.graph, {*_known_operators(), *(each.name for each in onnx.defs.get_all_schemas())})
         raise ModelError(f"ONNX's own checker objects: {' '.join(str(error).split())}", "export the model again") from None
-    return module_of_model(model, path.parent)
+    try:
+        return module_of_model(model, path.parent)
+    except ModelError as error:
+        raise _with_dims(error, model.graph) from None
+
+
+def _with_dims(error: ModelError, graph: Any) -> ModelError:
+    """Return the error with the way out that most importers' errors have where inputs are of dynamic extent: other extents."""
+    extents = (dim for value in graph.input for dim in value.type.tensor_type.shape.dim)
+    dims = list(dict.fromkeys(dim.dim_param for dim in extents if dim.dim_param))
+    if not dims:
+        return error
+    one = dims[0]
+    tool = f"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {one} --dim_value 8 in.onnx out.onnx"
+    return ModelError(error.sentence, f"{error.hint}; or fix its dynamic dimensions, {', '.join(dims)}, one by one: `{tool}`")
 
 
 def module_of_model(model: Any, folder: Path | None = None) -> tvm.IRModule:

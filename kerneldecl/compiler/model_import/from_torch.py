@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +19,37 @@ import tvm
 
 from kerneldecl.compiler.graph.named_constants import bind_params
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
+from kerneldecl.compiler.model_import.torch_arithmetic import ARITHMETIC
 from kerneldecl.compiler.model_import.torch_attention import attention
+from kerneldecl.compiler.model_import.torch_bags import BAGS
 from kerneldecl.compiler.model_import.torch_caches import CACHES
 from kerneldecl.compiler.model_import.torch_constants import constant_values
 from kerneldecl.compiler.model_import.torch_contractions import CONTRACTIONS
 from kerneldecl.compiler.model_import.torch_dims import named_dims
 from kerneldecl.compiler.model_import.torch_dtypes import with_torch_dtypes
+from kerneldecl.compiler.model_import.torch_images import IMAGES
+from kerneldecl.compiler.model_import.torch_indices import INDICES
+from kerneldecl.compiler.model_import.torch_pools import POOLS
 from kerneldecl.compiler.model_import.torch_reductions import REDUCTIONS
+from kerneldecl.compiler.model_import.torch_scatters import SCATTERS
+from kerneldecl.compiler.model_import.torch_slices import SLICES
 
+_CUSTOM = re.compile(r"failed to resolve (torch\.ops\.\S+) to an operator")
+"""What torch says of an operator that a package registers, which is not imported here."""
 _KEPT = ("scaled_dot_product_attention", "_scaled_dot_product_attention_math", "rms_norm")
-_OWN = {**CONTRACTIONS, **REDUCTIONS, **CACHES, "scaled_dot_product_attention.default": attention}
+_OWN = {
+    **ARITHMETIC,
+    **BAGS,
+    **CACHES,
+    **CONTRACTIONS,
+    **IMAGES,
+    **INDICES,
+    **POOLS,
+    **REDUCTIONS,
+    **SCATTERS,
+    **SLICES,
+    "scaled_dot_product_attention.default": attention,
+}
 
 
 def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
@@ -64,6 +86,9 @@ def _read(path: Path, dims: Sequence[str]) -> tvm.IRModule:
                 program = torch.export.load(path)
             except (zipfile.BadZipFile, *IMPORT_ERRORS) as error:
                 reason = last_line(errors[0] if errors else error).partition(". This is an internal")[0]
+                if custom := _CUSTOM.search(reason):
+                    way_out = "export the module with an implementation that is written in torch's own operators"
+                    raise ModelError(f"it calls {custom[1]}, which is no operator of torch but of a package", way_out) from None
                 raise ModelError(f"not a program that torch {torch.__version__} can read: {reason}", way_out) from None
         return module_of_program(program, dims)
 
@@ -101,7 +126,7 @@ def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.
     try:
         lowered = _decomposed(program)
         importer = ExportedProgramImporter()
-        importer.update_convert_map({name: _with(importer, convert) for name, convert in _OWN.items()})
+        importer.update_convert_map({name: _with(importer, convert, importer.convert_map.get(name)) for name, convert in _OWN.items()})
         known = constant_values(lowered)
         _refuse_unknown(lowered, importer.convert_map, known)
         importer.update_convert_map({name: _reported(importer, name, convert, known) for name, convert in importer.convert_map.items()})
@@ -146,8 +171,14 @@ def _refuse_unknown(program: Any, converters: dict[str, Any], known: Mapping[Any
         raise ModelError(f"no converter for torch's operator {places}", "write it with other operators, or export the model as ONNX")
 
 
-def _with(importer: Any, convert: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    return lambda node: convert(node, importer)
+def _with(importer: Any, convert: Callable[[Any, Any], Any], theirs: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    """Return our converter of nodes, and TVM's of those for which ours returns NotImplemented."""
+
+    def converted(node: Any) -> Any:
+        result = convert(node, importer)
+        return theirs(node) if result is NotImplemented and theirs is not None else result
+
+    return converted
 
 
 def _no_converter(_: Any) -> Any:

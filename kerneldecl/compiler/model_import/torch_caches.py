@@ -12,6 +12,7 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.rewriting import static_shape
 from kerneldecl.compiler.model_import.torch_contractions import dtype_of
+from kerneldecl.compiler.model_import.torch_scatters import add_at, put_where
 
 
 def _cat(node: Any, importer: Any) -> Any:
@@ -25,10 +26,15 @@ def _cat(node: Any, importer: Any) -> Any:
 def _index_put(node: Any, importer: Any) -> Any:
     """Convert rows that are put at positions along one axis, which TVM's importer takes along the last one only; leave it the others."""
     data, indices, values, *accumulate = importer.retrieve_args(node)
+    adds = any(accumulate) or node.kwargs.get("accumulate")
     shape, positions = static_shape(data), [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(positions) == 1 and adds and positions[0][1].ty.ndim == 1 and dtype_of(positions[0][1]) != "bool":
+        return add_at(importer, data, *positions[0], values)
+    if len(positions) == 1 and dtype_of(positions[0][1]) == "bool" and static_shape(values) == () and not adds and not positions[0][0]:
+        return put_where(importer, data, positions[0][1], values)
     counts = static_shape(positions[0][1]) if len(positions) == 1 and dtype_of(positions[0][1]) != "bool" else None
-    if shape is None or counts is None or len(counts) != 1 or any(accumulate) or node.kwargs.get("accumulate"):
-        return importer.create_convert_map()[node.target.__name__](node)
+    if shape is None or counts is None or len(counts) != 1 or adds:
+        return NotImplemented
     emit, (axis, index) = importer.block_builder.emit, positions[0]
     rows, along = counts[0], [-1 if at == axis else 1 for at in range(len(shape))]
     placed = emit(relax.op.reshape(index, along))

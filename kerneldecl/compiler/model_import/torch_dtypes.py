@@ -15,7 +15,7 @@ from kerneldecl.compiler.model_import.torch_contractions import HALF, dtype_of
 
 WIDE = frozenset({"einsum", "grid_sampler_2d", "gru", "linalg_vector_norm", "lstm", "rnn_tanh"})
 """Operators, without their overload, that TVM's converters write as several, with half-precision sums among them."""
-_PROMOTED = frozenset({"cat", "clamp", "concat", "div", "div_", "maximum", "minimum", "stack", "where"})
+_PROMOTED = frozenset({"add", "cat", "clamp", "concat", "div", "div_", "maximum", "minimum", "mul", "stack", "sub", "where"})
 """Operators whose operands TVM's converters take to have one dtype, and torch promotes to that of the result."""
 
 
@@ -32,6 +32,8 @@ def with_torch_dtypes(importer: Any, name: str, convert: Callable[[Any], Any]) -
         elif operator in _PROMOTED and dtype:
             condition = node.args[0] if operator == "where" else None
             casts = {arg: dtype for arg, expr in given.items() if arg is not condition and dtype_of(expr) != dtype}
+        elif "float" in dtype and len(given) == 1:  # such as 1 / x of integers, which TVM computes in integers
+            casts = {arg: dtype for arg, expr in given.items() if "float" not in dtype_of(expr)}
         with _cast(importer, {arg: (given[arg], to) for arg, to in casts.items()}):
             result = convert(node)
         if not dtype or not is_tensor(result) or dtype_of(result) == dtype:

@@ -72,6 +72,11 @@ def test_three_commands_show_the_gain(space: Space) -> None:
     assert "torch (eager)" in space.run("bench", "small.pt2").stdout
 
 
+def test_a_compiled_models_kernels_have_the_names_of_the_workspaces_entries(space: Space) -> None:
+    found = json.loads(space.run("bench", "small.so", "--json").stdout)
+    assert {"first", "norm", "last"} <= {row["entry"] for row in found["kernels"]}
+
+
 def test_the_whole_model_agrees_with_its_original_and_not_with_another(space: Space) -> None:
     assert "2 of 2 outputs agree with torch" in space.run("verify", "small.so", "--against", "small.pt2").stdout
     wrong = space.run("verify", "small.so", "--against", "other.pt2", code=1)

@@ -357,7 +357,7 @@ WRONG = {
     "function.json": "function.json: the file is a PrimFunc, not a Relax module",
     "words.onnx": "words.onnx: not ONNX",
     "determinant.onnx": "no converter for ONNX's operator Det (node that gives y); write it with other operators",
-    "dynamic.onnx": "none of its functions can be an entry; matmul_relu: parameter x has a dynamic extent: [n, 8]",
+    "dynamic.onnx": "none of its functions can be an entry; all have a dynamic extent; declare the sizes that matter, as in --dim n=1,16",
     "nets": "nets: not a model by its name; expected saved Relax IR (.json), ONNX (.onnx)",
     "nowhere:net": "No module named 'nowhere'",
     "nets:nothing": "module nets has no attribute nothing",

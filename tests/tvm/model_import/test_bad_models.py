@@ -40,6 +40,18 @@ def refused(path: Path) -> str:
     return found.value.sentence
 
 
+def test_a_torch_program_with_a_packages_operator_names_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch programs need torch")
+    with torch.library._scoped_library("kerneldecl_tests", "DEF") as library:
+        library.define("doubled(Tensor x) -> Tensor")
+        library.impl("doubled", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.impl("doubled", torch.empty_like, "Meta")
+        module = torch.nn.Module()
+        module.forward = lambda x: torch.ops.kerneldecl_tests.doubled(x) + 1
+        torch.export.save(torch.export.export(module, (torch.ones(2),)), tmp_path / "net.pt2")
+    assert "it calls torch.ops.kerneldecl_tests.doubled.default, which is no operator of torch" in refused(tmp_path / "net.pt2")
+
+
 NODES = {
     "no converter for ONNX's operator Frobnicate (node that gives y)": model(helper.make_node("Frobnicate", ["x"], ["y"])),
     "no converter for ONNX's operator my.Relu (node that gives y)": model(helper.make_node("Relu", ["x"], ["y"], domain="my"), domain="my"),
@@ -51,6 +63,15 @@ NODES = {
         GEMM, weights=[("w", WEIGHT.T)]
     ),
 }
+
+
+def test_a_model_of_dynamic_extent_has_its_dimensions_in_the_way_out(tmp_path: Path) -> None:
+    net = model(GEMM, weights=[("w", WEIGHT.T)])
+    net.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(net, tmp_path / "net.onnx")
+    with pytest.raises(ModelError) as found:
+        read_model(tmp_path / "net.onnx")
+    assert "fix its dynamic dimensions, batch, one by one: `python -m onnxruntime.tools.make_dynamic_shape_fixed" in found.value.hint
 
 
 @pytest.mark.parametrize("sentence", NODES)
