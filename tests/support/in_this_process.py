@@ -47,6 +47,15 @@ class InThisProcess:
         sys.modules.pop("nets", None)  # the module with a test's models: another test has another one
 
 
+@contextlib.contextmanager
+def workers_here() -> Iterator[None]:
+    """Have builds of the Python interface, too, ask workers in this process."""
+    with contextlib.ExitStack() as stack, warnings.catch_warnings(action="ignore"):  # a worker's warnings are among what it prints
+        for name in _WHERE:
+            stack.enter_context(mock.patch(name, InThisProcess))
+        yield
+
+
 def run_command(root: Path, arguments: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, str, str]:
     """Run `kerneldecl` in a folder, and its workers, in this process; return exit code, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
@@ -60,14 +69,12 @@ def _as_if_started(root: Path, arguments: tuple[str, ...], environment: Mapping[
     """Have this process look like one that was started in a folder, and put back what a command changes for the rest of its life."""
     interrupt = signal.getsignal(signal.SIGINT)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings(action="ignore"))  # a worker's are among what it prints
         stack.enter_context(contextlib.chdir(root))
         stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
         stack.enter_context(mock.patch("sys.argv", ["kerneldecl", *arguments]))
         stack.enter_context(mock.patch("sys.path", [*sys.path]))
-        stack.enter_context(mock.patch("sys.dont_write_bytecode", True))  # noqa: FBT003  it is told stale by a clock of whole seconds
-        for name in _WHERE:
-            stack.enter_context(mock.patch(name, InThisProcess))
+        stack.enter_context(mock.patch("sys.dont_write_bytecode", True))
+        stack.enter_context(workers_here())
         try:
             yield
         finally:
