@@ -83,7 +83,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
 OF_EACH_KIND = (
     "twelve rows that come in rounds, a cluster with uneven rounds",
     "one row, in bulk, thread blocks that share rows, L2 prefetch",
-    "one row",
     "sixteen rows, bfloat16, groups of 32, rows beyond n, a cluster",
     "31 rows, scaled weights, a scale for each column, a cluster with a short end",
     "NVFP4",
