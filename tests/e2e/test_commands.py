@@ -186,10 +186,10 @@ def test_it_works_from_anywhere(shown: Space, command: list[str], tmp_path: Path
 @pytest.mark.slow
 def test_quiet_is_quiet_and_colour_is_for_terminals(real: Space) -> None:
     real.edit("workloads.toml", "shape = [[24, 32], [7, 9]]", "shape = [[24, 32], [7, 10]]")
-    quiet = real.run_here("build", "-q", FORCE_COLOR="")
+    quiet = real.run("build", "-q", FORCE_COLOR="")
     assert (quiet.stdout, quiet.stderr) == ("", "")
     real.edit("workloads.toml", "[7, 10]", "[7, 11]")
-    assert "\x1b" not in real.run_here("build", "--color", "never").stderr
+    assert "\x1b" not in real.run("build", "--color", "never").stderr
 
 
 def test_changing_one_shape_runs_exactly_its_actions(real: Space) -> None:
@@ -225,7 +225,7 @@ def test_a_comment_in_a_rule_tunes_nothing(real: Space) -> None:
     for path in [*source.glob("shared/*.py"), source / "elementwise.py"]:
         (real.root / "rules" / path.relative_to(source)).write_text(f"{path.read_text()}\n# a comment\n")
     before = real.artifact_files()
-    done = real.run_here("build")
+    done = real.run("build")
     assert "tuned" not in done.stderr
     assert real.artifact_files() == before
 

@@ -117,7 +117,7 @@ def test_what_is_not_linked_in_is_not_in_the_library(built: Space, tmp_path: Pat
 @needs_nvcc
 def test_a_model_that_lacks_a_kernel_is_not_exported(built: Space, tmp_path: Path) -> None:
     space = Space(tmp_path / "other").write({"workloads.toml": WORKLOADS.partition('[[workload]]\nname = "softmax"')[0]})
-    space.run_here("build", "--jobs", "1")
+    space.run("build", "--jobs", "1")
     with pytest.raises(ArtifactError, match=r"the model calls kd_\w+, which .* does not have"):
         export_model(executable(built), tmp_path / "model.so", space.artifact("gpu"))
     assert not (tmp_path / "model.so").exists()

@@ -60,7 +60,7 @@ dtype = "float32"
 @pytest.fixture(scope="module")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
     made = Space(tmp_path_factory.mktemp("cache")).write({"workloads.toml": WORKLOADS})
-    made.run_here("build", "--jobs", "1")
+    made.run("build", "--jobs", "1")
     return made
 
 
@@ -130,4 +130,4 @@ def test_a_header_says_what_it_updates(space: Space) -> None:
 
 
 def test_a_verification_of_the_artifact_passes(space: Space) -> None:
-    assert space.run_here("verify").stdout.count("ok ") == 2
+    assert space.run("verify").stdout.count("ok ") == 2

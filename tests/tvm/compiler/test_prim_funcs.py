@@ -195,7 +195,7 @@ def test_a_bundle_holds_traceless_candidates(built: Space, tmp_path: Path) -> No
     space = built.copy_of(tmp_path / "bundle")
     (space.root / "own").mkdir()
     space.write({"own/addition.py": built.read("own/addition.py")})
-    space.run_here("build", "--no-measure")
+    space.run("build", "--no-measure")
     (path,) = space.root.glob("dist/*/gpu.bundle/bundle.json")
     groups = {entry["workload"]["name"]: entry["groups"] for entry in json.loads(path.read_text())["entries"]}
     found = {name: several[0]["candidates"] for name, several in groups.items()}

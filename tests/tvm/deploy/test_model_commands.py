@@ -56,25 +56,25 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about itself
         torch.export.save(program(1), made.root / "small.pt2")
         torch.export.save(program(2), made.root / "other.pt2")
-    made.run_here("extract", "small.pt2")
-    made.run_here("build", "--jobs", "1")
-    made.run_here("compile", "small.pt2")
+    made.run("extract", "small.pt2")
+    made.run("build", "--jobs", "1")
+    made.run("compile", "small.pt2")
     return made
 
 
 def test_three_commands_show_the_gain(space: Space) -> None:
-    found = json.loads(space.run_here("bench", "small.pt2", "--json").stdout)
+    found = json.loads(space.run("bench", "small.pt2", "--json").stdout)
     assert found["secs"] > 0
     assert found["torch_secs"] > 0
     names = [row["entry"] for row in found["kernels"]]
     assert {"first", "norm", "last"} <= set(names)
     assert sum(row["share"] for row in found["kernels"]) == pytest.approx(1)
-    assert "torch (eager)" in space.run_here("bench", "small.pt2").stdout
+    assert "torch (eager)" in space.run("bench", "small.pt2").stdout
 
 
 def test_the_whole_model_agrees_with_its_original_and_not_with_another(space: Space) -> None:
-    assert "2 of 2 outputs agree with torch" in space.run_here("verify", "small.so", "--against", "small.pt2").stdout
-    wrong = space.run_here("verify", "small.so", "--against", "other.pt2", code=1)
+    assert "2 of 2 outputs agree with torch" in space.run("verify", "small.so", "--against", "small.pt2").stdout
+    wrong = space.run("verify", "small.so", "--against", "other.pt2", code=1)
     assert "WRONG  output 0" in wrong.stdout
     assert "0 of 2 outputs agree" in wrong.stdout
 
@@ -85,7 +85,7 @@ def test_outputs_are_written_and_those_of_torch(space: Space, tmp_path: Path) ->
     for name, array in zip("xy", arrays, strict=True):
         np.save(tmp_path / f"{name}.npy", array)
     inputs = [option for name in "xy" for option in ("--input", str(tmp_path / f"{name}.npy"))]
-    space.run_here("run", "small.so", *inputs, "--output", str(tmp_path / "out"))
+    space.run("run", "small.so", *inputs, "--output", str(tmp_path / "out"))
     with torch.no_grad():
         want = program(1).module()(*map(torch.from_numpy, arrays))
     for at, each in enumerate(want):
@@ -105,7 +105,7 @@ def test_mistakes_are_one_sentence(space: Space) -> None:
         ("verify", "small.so", "--against", "absent.onnx"): "absent.onnx: no such file",
     }
     for arguments, sentence in cases.items():
-        said = space.run_here(*arguments, code=2).stderr
+        said = space.run(*arguments, code=2).stderr
         assert sentence in said
         assert said.count("\n") == 1
 
@@ -122,10 +122,10 @@ def test_an_onnx_model_agrees_with_onnxruntime(tmp_path: Path) -> None:
     checker.check_model(model)
     made = Space(tmp_path).write({"workloads.toml": WORKLOADS})
     save(model, tmp_path / "net.onnx")
-    made.run_here("extract", "net.onnx")
-    made.run_here("build", "--jobs", "1")
-    made.run_here("compile", "net.onnx")
-    assert "1 of 1 outputs agree with onnxruntime" in made.run_here("verify", "net.so", "--against", "net.onnx").stdout
+    made.run("extract", "net.onnx")
+    made.run("build", "--jobs", "1")
+    made.run("compile", "net.onnx")
+    assert "1 of 1 outputs agree with onnxruntime" in made.run("verify", "net.so", "--against", "net.onnx").stdout
 
 
 def onnx_mlp(path: Path) -> Path:
@@ -153,7 +153,7 @@ def test_a_model_is_made_half_precision(tmp_path: Path, source: str, dtype: str)
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about itself
         torch.export.save(program(1), made.root / "small.pt2")
     onnx_mlp(made.root / "net.onnx")
-    made.run_here("extract", source, "--dtype", dtype)
+    made.run("extract", source, "--dtype", dtype)
     declared = tomllib.loads(made.read("workloads.toml"))["workload"]
     by_rule = {entry["rule"]: entry for entry in declared}
     assert by_rule["matmul"]["dtype"] == dtype
@@ -162,13 +162,13 @@ def test_a_model_is_made_half_precision(tmp_path: Path, source: str, dtype: str)
     if source.endswith(".onnx"):
         assert by_rule["softmax"]["dtype"] == dtype
         assert by_rule["softmax"].get("accum_dtype", "float32") == "float32"
-    made.run_here("build", "--jobs", "1")
-    report = made.run_here("compile", source, "--dtype", dtype).stdout
+    made.run("build", "--jobs", "1")
+    report = made.run("compile", source, "--dtype", dtype).stdout
     assert "miss" not in report, "what is compiled is what was extracted"
     library = Path(source).with_suffix(".so").name
-    made.run_here("run", library, "--input", "random", "--output", "out")
+    made.run("run", library, "--input", "random", "--output", "out")
     outputs = [np.load(path) for path in sorted((made.root / "out").iterdir())]
     assert all(np.isfinite(output).all() for output in outputs)
     assert {output.dtype.name for output in outputs} == {{"float16": "float16", "bfloat16": "float32"}[dtype]}  # NumPy has no bfloat16
     count = len(outputs)
-    assert f"{count} of {count} outputs agree with" in made.run_here("verify", library, "--against", source).stdout
+    assert f"{count} of {count} outputs agree with" in made.run("verify", library, "--against", source).stdout

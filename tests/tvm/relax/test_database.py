@@ -169,7 +169,7 @@ def test_stock_tvm_opens_the_database_and_applies_every_record(built_real: Space
 @needs_nvcc
 def test_schedules_that_name_intrinsics_stand_in_a_second_database(tmp_path: Path) -> None:
     space = Space(tmp_path / "gpu").write({"workloads.toml": TENSOR_CORES})
-    space.run_here("build", "--no-measure")
+    space.run("build", "--no-measure")
     folder = space.artifact("gpu")
     assert read_by_tvm_alone(folder / "database") == ["True False False"] * 2, "the addition, which nobody has measured"
     with pytest.raises(AssertionError, match=r"TensorIntrin 'kd\..* is not registered"):

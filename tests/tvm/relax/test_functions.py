@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
         space.write({f"{each.name}.json": tvm.ir.save_json(each.module)})
         with mock.patch("kerneldecl.extract.extract.Worker", InThisProcess), suppress_no_entry(each):
             extract_model(str(space.root / f"{each.name}.json"), space.root)
-    space.run_here("build", "--jobs", "1")
+    space.run("build", "--jobs", "1")
     return space
 
 

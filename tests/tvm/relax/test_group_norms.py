@@ -66,7 +66,7 @@ def saved(file: Path) -> tuple[Any, Any]:
 def test_norms_are_entries_with_their_activations_in_the_layout_of_convolutions(dtype: str, tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": HEAD})
     saved(tmp_path / "block.pt2")
-    space.run_here("extract", "block.pt2", *(["--dtype", dtype] if dtype else []))
+    space.run("extract", "block.pt2", *(["--dtype", dtype] if dtype else []))
     tables = tomllib.loads(space.read("workloads.toml"))["workload"]
     norms = {table["name"]: table for table in tables if table["rule"] == "group_norm"}
     assert {name: (norm["groups"], norm.get("activation", "")) for name, norm in norms.items()} == {
@@ -82,8 +82,8 @@ def test_norms_are_entries_with_their_activations_in_the_layout_of_convolutions(
 def test_a_deployed_block_computes_what_torch_does(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": HEAD})
     image, want = saved(tmp_path / "block.pt2")
-    space.run_here("extract", "block.pt2")
-    space.run_here("build")
+    space.run("extract", "block.pt2")
+    space.run("build")
     target = target_of(space.artifact())
     passes = pipeline(space.artifact(), target, "binary", strict=True)
     mod = read_model.read_model(str(tmp_path / "block.pt2"))

@@ -61,7 +61,7 @@ def arguments(network: Network) -> list[Any]:
 @pytest.mark.parametrize("network", SMALL, ids=name_of)
 def test_a_network_computes_its_reference_with_its_own_artifact(network: Network, tmp_path: Path) -> None:
     built = extracted(tmp_path / "space", [network])
-    built.run_here("build", "--jobs", "1")
+    built.run("build", "--jobs", "1")
     for form in ("schedule", "binary"):
         _computes(built, network, form, tmp_path / form)
 
@@ -145,8 +145,8 @@ def imported() -> tuple[Any, Any]:
 def test_an_imported_network_is_converted_and_matches_onnx(tmp_path: Path) -> None:
     model, module = imported()
     space = Space(tmp_path).write(REAL).write({"workloads.toml": HEAD, "net.json": tvm.ir.save_json(module)})
-    space.run_here("extract", "net.json")
-    space.run_here("build", "--jobs", "1")
+    space.run("extract", "net.json")
+    space.run("build", "--jobs", "1")
     functions = {name: canonical.signature_of(func) for name, func, _ in read_model.called(read_model.fused(module))}
     image, weights = (2, 6, 6, 16), (3, 3, 16, 16)
     # The residual is the convolution's own image, which the function takes twice.

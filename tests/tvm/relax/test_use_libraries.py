@@ -92,7 +92,7 @@ def test_the_pass_names_the_version_that_is_wanted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_artifacts_library_kernel_is_linked_into_a_model_and_not_compiled_with_it(tmp_path: Path) -> None:
     space = Space(tmp_path / "net").write({"workloads.toml": WORKSPACE})
-    space.run_here("build")
+    space.run("build")
     target = target_of(space.artifact())
     executable = relax.build(Net, target, relax_pipeline=pipeline(space.artifact(), target, "binary"), tir_pipeline=TIR_PIPELINE)
     export_model(executable, tmp_path / "linked.so", space.artifact())

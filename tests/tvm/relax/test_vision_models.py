@@ -88,7 +88,7 @@ def test_images_are_transposed_once_and_batch_norms_are_folded(name: str, suffix
 @pytest.mark.parametrize(("name", "suffix"), [("resnet18", ".pt2"), ("mobilenet_v3_small", ".onnx")])
 def test_a_deployed_network_computes_what_torch_does(name: str, suffix: str, tmp_path: Path) -> None:
     space, file, (image, want) = extracted(name, suffix, tmp_path)
-    space.run_here("build", "--jobs", "1")
+    space.run("build", "--jobs", "1")
     target = target_of(space.artifact())
     for mode in ("binary", "schedule"):
         passes = pipeline(space.artifact(), target, mode, strict=True)

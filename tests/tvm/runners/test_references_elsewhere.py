@@ -122,10 +122,10 @@ def test_another_computation_than_the_named_one_is_no_reference(own: Space, tmp_
 
 @pytest.mark.slow
 def test_an_artifact_proves_itself_where_its_workspace_is_not(own: Space, tmp_path: Path) -> None:
-    own.run_here("build", "--jobs", "1")
+    own.run("build", "--jobs", "1")
     elsewhere = Space(tmp_path / "elsewhere")
     elsewhere.root.mkdir()
-    found = json.loads(elsewhere.run_here("verify", str(own.artifact()), "--json").stdout)["artifacts"][0]
+    found = json.loads(elsewhere.run("verify", str(own.artifact()), "--json").stdout)["artifacts"][0]
     verdicts = {entry["name"]: (entry["ok"], entry["against"]) for entry in found["entries"]}
     assert verdicts["standard"] == (True, "its rule")
     assert verdicts["own"] == (True, "its computation, for its rule is not here")
@@ -133,5 +133,5 @@ def test_an_artifact_proves_itself_where_its_workspace_is_not(own: Space, tmp_pa
     assert "against its computation" in verify_text({"artifacts": [found]})
     # A workspace's rule of the same name that computes the same is asked; what it says counts.
     elsewhere.write({"rules/tripled.py": OWN.format(name="Tripled", line="return x * 2")})
-    done = elsewhere.run_here("verify", str(own.artifact()), code=7)
+    done = elsewhere.run("verify", str(own.artifact()), code=7)
     assert "WRONG  own  wrong: relative error" in done.stdout

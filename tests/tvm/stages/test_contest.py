@@ -50,7 +50,7 @@ k = 16
 @pytest.mark.slow
 def test_policies_search_in_stores_of_their_own_and_their_winners_race(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": WORKSPACE})
-    found = space.run_json_here("compare", "--policies", "auto,default,exhaustive", "--trials", "3", "--svg", "curves.svg")
+    found = space.run_json("compare", "--policies", "auto,default,exhaustive", "--trials", "3", "--svg", "curves.svg")
     assert [entry["entry"] for entry in found["entries"]] == ["mm@host", "softmax@host"]
     for entry in found["entries"]:
         auto, default, exhaustive = entry["policies"]
@@ -85,12 +85,12 @@ def test_a_search_that_cannot_go_on_says_why_and_the_others_are_compared(tmp_pat
 @pytest.mark.slow
 def test_policies_learn_of_records_only_where_they_may(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": WORKSPACE})
-    space.run_here("build", "mm")
+    space.run("build", "mm")
     space.write({"workloads.toml": space.read("workloads.toml") + LARGER})
     given = ("compare", "larger", "--policies", "nearest,default")
-    nearest, _ = space.run_json_here(*given, code=1)["entries"][0]["policies"]
+    nearest, _ = space.run_json(*given, code=1)["entries"][0]["policies"]
     assert nearest["failure"] == "policy nearest: no record tells of a computation like it; name another policy behind it"
-    nearest, default = space.run_json_here(*given, "--warm")["entries"][0]["policies"]
+    nearest, default = space.run_json(*given, "--warm")["entries"][0]["policies"]
     assert nearest["winner"].startswith("cpu_matmul(")
     assert nearest["tried"] <= 2  # as many as were measured of the smaller one
     assert default["run_secs"] > 0

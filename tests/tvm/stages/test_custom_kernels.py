@@ -175,6 +175,6 @@ def test_a_function_that_does_not_fit_the_workload_fails_its_entry(what: str, tm
     statement, sentence = UNFIT[what]
     text = f"import tvm\nfrom tvm.script import tirx as T\n\n{ONE}\n\ndef specialize(mod, arch):\n    {statement}\n"
     space = Space(tmp_path).write({**FILES, "own/functions.py": text})
-    done = json.loads(space.run_here("build", "function", "--json", code=1).stdout)
+    done = json.loads(space.run("build", "function", "--json", code=1).stdout)
     (failed,) = done["failed"]
     assert failed["reason"].startswith(f"own/functions.py: what specialize() returns cannot be used: {sentence}")

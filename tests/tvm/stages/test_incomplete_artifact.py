@@ -18,11 +18,11 @@ import kerneldecl
 def test_the_other_kernels_can_be_used_and_the_missing_one_says_why(tmp_path: Path) -> None:
     space = Space(tmp_path).write(REAL)
     space.edit("templates/plain.py", "    sch = ", "    if len(mod['main'].params) == 3:\n        return None\n    sch = ")
-    built = space.run_here("build", "--jobs", "1", code=1)
+    built = space.run("build", "--jobs", "1", code=1)
     reason = "none of 2 candidates passed: the template does not apply"
     assert f"failed gemm@host: {reason}" in built.stdout
     assert "without the failed entries" in built.stdout
-    verified = space.run_here("verify").stdout
+    verified = space.run("verify").stdout
     assert f"missing  gemm  {reason}" in verified
     assert "1 of 1 kernels correct" in verified
     artifact = kerneldecl.load(space.artifact())

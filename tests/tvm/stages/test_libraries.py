@@ -54,7 +54,7 @@ def templates(space: Space) -> list[str]:
 @pytest.mark.slow
 def test_a_library_alone_is_verified_recorded_linked_and_called(tmp_path: Path) -> None:
     space = made(tmp_path, 'dispatch = "library"')
-    assert "1 tuned" in space.run_here("build").stdout
+    assert "1 tuned" in space.run("build").stdout
     assert templates(space) == ["library_matmul"]
     assert tuned(space)["trials"][0]["error"] is not None
     rng = np.random.default_rng(1)
@@ -62,7 +62,7 @@ def test_a_library_alone_is_verified_recorded_linked_and_called(tmp_path: Path) 
     bias, out = rng.standard_normal(32, np.float32), np.empty((24, 32), np.float32)
     kerneldecl.load(space.artifact())["mm"](a, b, bias, out)
     assert np.allclose(out, np.maximum(a @ b + bias, 0), atol=1e-4)
-    refused = space.run_here("export", "mm", code=1)
+    refused = space.run("export", "mm", code=1)
     assert "it calls a vendor's library, which has no source" in refused.stderr
 
 
@@ -80,9 +80,9 @@ def test_the_fastest_races_both_and_the_next_build_has_nothing_to_do(tmp_path: P
 @pytest.mark.slow
 def test_a_version_that_is_not_there_is_an_error_alone_and_the_next_best_beside_others(tmp_path: Path) -> None:
     asked = 'policy = ["auto", { name = "library", openblas = "0.2" }]\n'
-    alone = made(tmp_path / "alone", asked + 'dispatch = "library"').run_here("build", code=1)
+    alone = made(tmp_path / "alone", asked + 'dispatch = "library"').run("build", code=1)
     assert "this kernel was tuned with 0.2: pip install" in alone.stdout + alone.stderr
     space = made(tmp_path / "both", asked)
-    space.run_here("build")
+    space.run("build")
     assert templates(space)[0] != "library_matmul"
     assert "library_matmul" in templates(space)
