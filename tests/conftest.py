@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from support.spaces import FAKES, REAL, Space
 
@@ -115,10 +116,16 @@ def fakes(space: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
 def built_real(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace that the real command has built; not to be changed, but to be copied.
 
-    One job here and in other fixtures: each imports TVM, which takes longer than to compile a few small kernels.
+    One job here and in other fixtures: each imports TVM, which takes longer than to compile a few small kernels. Processes that run
+    tests side by side have one workspace: the first of them builds it.
     """
-    real = Space(tmp_path_factory.mktemp("real")).write(REAL)
-    real.run("build", "--jobs", "1")
+    has_others = "PYTEST_XDIST_WORKER" in os.environ
+    folder = tmp_path_factory.getbasetemp().parent if has_others else tmp_path_factory.getbasetemp()
+    with FileLock(folder / "built-real.lock"):
+        real, done = Space(folder / "built-real"), folder / "built-real.done"
+        if not done.exists():
+            real.write(REAL).run("build", "--jobs", "1")
+            done.touch()
     return real
 
 

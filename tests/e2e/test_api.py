@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.in_this_process import workers_here
 from support.spaces import Space, clean_environment
 
 import kerneldecl
@@ -30,7 +31,8 @@ def test_plan_build_load_and_call(real: Space) -> None:
         ("host", "link"),
     }
     events: list[object] = []
-    artifacts = kerneldecl.build(real.root, jobs=1, report=events.append)
+    with workers_here():
+        artifacts = kerneldecl.build(real.root, jobs=1, report=events.append)
     assert list(artifacts) == ["host"]
     assert events
     assert kerneldecl.plan(str(real.root)).misses == ()
@@ -49,7 +51,7 @@ def test_load_finds_the_one_target_below_a_folder(real: Space) -> None:
 
 def test_a_failed_build_names_the_entries(real: Space) -> None:
     real.edit("policies/plain.py", "(0, 1)", "()")
-    with pytest.raises(TuningError, match="relu@host: no policy proposes a candidate for it"):
+    with workers_here(), pytest.raises(TuningError, match="relu@host: no policy proposes a candidate for it"):
         kerneldecl.build(real.root, jobs=1)
 
 

@@ -70,7 +70,7 @@ def shown(built_real: Space, tmp_path_factory: pytest.TempPathFactory) -> Space:
 
 
 def test_show_tells_of_every_candidate(shown: Space) -> None:
-    json_ = shown.run_json("show", "gemm")
+    json_ = shown.run_json_here("show", "gemm")
     assert (json_["schema"], json_["entry"], json_["rule"], json_["policy"]) == (1, "gemm@host", "matmul", "plain")
     assert json_["flops"] == 2 * 16 * 24 * 32
     assert json_["least_bytes"] == 4 * (16 * 32 + 32 * 24 + 16 * 24)
@@ -79,26 +79,26 @@ def test_show_tells_of_every_candidate(shown: Space) -> None:
         assert candidate["verdict"] == "verified"
         assert candidate["gflop_per_s"] == pytest.approx(json_["flops"] / candidate["run_secs"] / 1e9)
         assert 0 <= candidate["error"] <= json_["tolerance"]
-    text = shown.run("show", "gemm").stdout
+    text = shown.run_here("show", "gemm").stdout
     assert "all plain\n" in text
     assert {line.split()[-1] for line in text.splitlines() if " us " in line} == {"0", "1"}
     assert "2 verified, 0 failed" in text
 
 
 def test_show_and_query_list_entries(shown: Space) -> None:
-    assert {entry["entry"] for entry in shown.run_json("show")["entries"]} == ENTRIES
-    found = shown.run_json("query", "tag:activation")["entries"]
+    assert {entry["entry"] for entry in shown.run_json_here("show")["entries"]} == ENTRIES
+    found = shown.run_json_here("query", "tag:activation")["entries"]
     assert [(entry["entry"], entry["rule"], entry["tags"]) for entry in found] == [("relu@host", "elementwise", ["activation"])]
     assert set(found[0]["keys"]) == {"lower", "propose", "tune", "build"}
-    _, *lines = shown.run("query", "add*").stdout.splitlines()
+    _, *lines = shown.run_here("query", "add*").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["add[shape=24x32]@host", "add[shape=7x9]@host"]
 
 
 def test_why_tells_of_the_last_build_that_ran_something(shown: Space) -> None:
-    reason = shown.run_json("why", "relu")
+    reason = shown.run_json_here("why", "relu")
     assert (reason["entry"], reason["pending"]) == ("relu@host", False)
     assert [action["kind"] for action in reason["actions"]][:2] == ["lower", "propose"]
-    assert "is up to date. The last build that ran something for it:" in shown.run("why", "relu").stdout
+    assert "is up to date. The last build that ran something for it:" in shown.run_here("why", "relu").stdout
 
 
 def test_why_says_which_rule_shadows_a_standard_one(real: Space) -> None:
@@ -107,25 +107,25 @@ def test_why_says_which_rule_shadows_a_standard_one(real: Space) -> None:
     standard = plugin_file("rules", real.root, "elementwise")
     (real.root / "rules").mkdir()
     shutil.copy(standard, real.root / "rules")
-    assert real.run_json("why", "relu")["shadows"] == str(standard)
+    assert real.run_json_here("why", "relu")["shadows"] == str(standard)
 
 
 def test_stats_count_the_store(shown: Space) -> None:
-    stats = shown.run_json("cache", "stats")
+    stats = shown.run_json_here("cache", "stats")
     counts = {row["kind"]: row["count"] for row in stats["kinds"]}
     assert (counts["local/lower"], counts["local/tune"], stats["damaged"]) == (4, 4, [])
     assert counts["blob"] == len(list((shown.root / "cache/blob").glob("*/*")))
-    assert shown.run("cache", "stats").stdout.endswith("0 damaged\n")
+    assert shown.run_here("cache", "stats").stdout.endswith("0 damaged\n")
 
 
 def test_the_schema_describes_this_workspaces_rules(shown: Space) -> None:
-    schema = json.loads(shown.run("schema").stdout)
+    schema = json.loads(shown.run_here("schema").stdout)
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert "matmul" in json.dumps(schema)
 
 
 def test_the_doctor_looks_at_tools_and_machine(shown: Space) -> None:
-    rows = {row["name"]: row for row in shown.run_json("doctor")["checks"]}
+    rows = {row["name"]: row for row in shown.run_json_here("doctor")["checks"]}
     assert {"python", "tvm", "tvm_ffi", "tvm with tvm_ffi", "C++ compiler", "host", "disk"} <= rows.keys()
     assert rows["tvm with tvm_ffi"]["is_ok"]
     assert detect().model in rows["host"]["found"]
@@ -142,7 +142,7 @@ def test_the_doctor_imports_nothing_from_the_working_folder(real: Space) -> None
 
 
 def test_a_machine_without_a_compiler_is_told_what_to_do(shown: Space, tmp_path: Path) -> None:
-    done = shown.run("doctor", code=10, PATH=str(tmp_path))
+    done = shown.run_here("doctor", code=10, PATH=str(tmp_path))
     assert "C++ compiler" in done.stdout
     assert "apt-get install g++" in done.stdout
 
@@ -160,7 +160,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_do(shown: Space, tmp_path:
     ],
 )
 def test_every_way_to_fail_has_its_exit_code(shown: Space, arguments: list[str], code: int, words: str) -> None:
-    done = shown.run(*arguments, code=code)
+    done = shown.run_here(*arguments, code=code)
     assert words in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
@@ -168,7 +168,7 @@ def test_every_way_to_fail_has_its_exit_code(shown: Space, arguments: list[str],
 def test_mistakes_are_all_told_and_nothing_is_written(space: Space) -> None:
     space.write({"workloads.toml": REAL["workloads.toml"].replace('"relu"\nshape', '"rellu"\nshape').replace("m = 16", "m = 0")})
     before = sorted(path for path in space.root.rglob("*"))
-    done = space.run("build", code=2)
+    done = space.run_here("build", code=2)
     assert len([line for line in done.stderr.splitlines() if line.startswith("error: workloads.toml:")]) >= 2
     assert 'did you mean "relu"' in done.stderr
     assert sorted(path for path in space.root.rglob("*")) == before
@@ -177,9 +177,9 @@ def test_mistakes_are_all_told_and_nothing_is_written(space: Space) -> None:
 @pytest.mark.parametrize("command", at({0, 2}, [["build"], ["plan"], ["show"], ["check", "--stale"], ["why", "relu"], ["query", "relu"]]))
 def test_it_works_from_anywhere(shown: Space, command: list[str], tmp_path: Path) -> None:
     elsewhere = Space(tmp_path)
-    expected = shown.run(*command).stdout
-    assert elsewhere.run("-C", str(shown.root), *command).stdout == expected
-    assert elsewhere.run(*command, "-C", os.path.relpath(shown.root, tmp_path)).stdout == expected
+    expected = shown.run_here(*command).stdout
+    assert elsewhere.run_here("-C", str(shown.root), *command).stdout == expected
+    assert elsewhere.run_here(*command, "-C", os.path.relpath(shown.root, tmp_path)).stdout == expected
     assert list(tmp_path.iterdir()) == []
 
 
@@ -195,23 +195,23 @@ def test_quiet_is_quiet_and_colour_is_for_terminals(real: Space) -> None:
 def test_changing_one_shape_runs_exactly_its_actions(real: Space) -> None:
     before = {path: path.read_bytes() for path in (real.root / "cache/local").rglob("*.json")}
     real.edit("workloads.toml", "m = 16", "m = 17")
-    pending = real.run_json("plan")
+    pending = real.run_json_here("plan")
     misses = [(a["workload"], a["kind"]) for a in pending["actions"] if a["state"] == "miss"]
     assert misses == [("gemm", "lower"), ("gemm", "propose"), ("gemm", "tune"), ("gemm", "build"), ("", "link")]
     assert next(a["reason"] for a in pending["actions"] if a["state"] == "miss") == "workloads.toml: m 16 -> 17"
-    explained = real.run("why", "gemm").stdout
+    explained = real.run_here("why", "gemm").stdout
     assert "lower: workloads.toml: m 16 -> 17" in explained
-    done = real.run("build")
+    done = real.run_here("build")
     assert "4 entries: 1 tuned, 3 up to date in " in done.stdout
     assert all(path.read_bytes() == content for path, content in before.items())
     added = [path.parent.name for path in (real.root / "cache/local").rglob("*.json") if path not in before]
     assert sorted(added) == ["build", "build", "link", "lower", "measure", "measure", "propose", "tune"]
-    assert real.run_json("verify")["artifacts"][0]["exit_code"] == 0
+    assert real.run_json_here("verify")["artifacts"][0]["exit_code"] == 0
 
 
 def test_renaming_an_entry_only_links(real: Space) -> None:
     real.edit("workloads.toml", '"relu"\nrule', '"rectify"\nrule')
-    done = real.run("build")
+    done = real.run_here("build")
     assert done.stderr.splitlines() == ["linked host: dist/mini-0.1.0/host"]
     assert re.match(r"artifact for host: dist/mini-0.1.0/host\n4 entries: 4 up to date in .*; next: kerneldecl.load", done.stdout)
 
@@ -234,10 +234,10 @@ def test_a_damaged_artifact_is_found_and_linked_again(real: Space) -> None:
     before = real.artifact_files()
     library = next(real.artifact().glob("lib/*.so"))
     library.write_bytes(library.read_bytes()[:100])
-    assert "has other content than its manifest says" in real.run("verify", code=6).stdout
-    assert real.run("build").stderr.splitlines() == ["linked host: dist/mini-0.1.0/host"]
+    assert "has other content than its manifest says" in real.run_here("verify", code=6).stdout
+    assert real.run_here("build").stderr.splitlines() == ["linked host: dist/mini-0.1.0/host"]
     assert real.artifact_files() == before
-    real.run("verify")
+    real.run_here("verify")
 
 
 def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
     add = next(entry for entry in manifest["entries"] if entry["name"] == "add[shape=24x32]")
     add["attrs"]["op"] = "mul"
     (folder / "manifest.json").write_bytes(with_digest(manifest))
-    done = real.run("verify", str(folder), code=7)
+    done = real.run_here("verify", str(folder), code=7)
     assert "WRONG  add[shape=24x32]" in done.stdout
     assert "3 of 4 kernels correct" in done.stdout
 

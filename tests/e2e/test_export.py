@@ -27,7 +27,7 @@ def built(built_real: Space, tmp_path_factory: pytest.TempPathFactory) -> Space:
 def test_a_program_calls_an_exported_entry(built: Space, tmp_path: Path) -> None:
     """The header of `export`, by g++ alone, gives what the artifact gives."""
     header = tmp_path / "new" / "gemm.h"
-    assert built.run("export", "gemm", "-o", str(header)).stdout == f"wrote {header}\n"
+    assert built.run_here("export", "gemm", "-o", str(header)).stdout == f"wrote {header}\n"
     (header.parent / "shim.cpp").write_text(_SHIM)
     flags = next(line for line in header.read_text().splitlines() if line.startswith("// compile with: ")).split()[4:]
     subprocess.run([compiler(), *flags, "-shared", "-fPIC", "-o", "shim.so", "shim.cpp"], cwd=header.parent, check=True)
@@ -68,23 +68,23 @@ def members(space: Space) -> dict[str, bytes]:
 
 
 def test_what_cannot_be_exported_is_one_sentence(built: Space) -> None:
-    assert "add selects 2 entries, and one is exported at a time" in built.run("export", "add*", code=2).stderr.replace("add*", "add")
-    assert "gemm@host is for host: its formats are c, asm" in built.run("export", "gemm", "--format", "sass", code=2).stderr
-    assert "a cubin is no text: name a file with -o" in built.run("export", "gemm", "--format", "cubin", code=2).stderr
-    assert "--name '2x' is no name of a function in C++" in built.run("export", "gemm", "--name", "2x", code=2).stderr
-    assert "--source shows one entry: name it" in built.run("show", "--source", code=2).stderr
+    assert "add selects 2 entries, and one is exported at a time" in built.run_here("export", "add*", code=2).stderr.replace("add*", "add")
+    assert "gemm@host is for host: its formats are c, asm" in built.run_here("export", "gemm", "--format", "sass", code=2).stderr
+    assert "a cubin is no text: name a file with -o" in built.run_here("export", "gemm", "--format", "cubin", code=2).stderr
+    assert "--name '2x' is no name of a function in C++" in built.run_here("export", "gemm", "--name", "2x", code=2).stderr
+    assert "--source shows one entry: name it" in built.run_here("show", "--source", code=2).stderr
 
 
 def test_what_is_not_tuned_is_not_exported(real: Space) -> None:
     shutil.rmtree(real.root / "cache")
-    assert "gemm@host is not tuned: run `kerneldecl build gemm@host` first" in real.run("export", "gemm", code=1).stderr
+    assert "gemm@host is not tuned: run `kerneldecl build gemm@host` first" in real.run_here("export", "gemm", code=1).stderr
 
 
 def test_show_prints_source_and_what_the_model_knew(built: Space) -> None:
-    assert "static inline int gemm(const float* A, const float* B, float* C) {" in built.run("show", "gemm", "--source").stdout
-    ranks = built.run_json("show", "--model", "gemm")
+    assert "static inline int gemm(const float* A, const float* B, float* C) {" in built.run_here("show", "gemm", "--source").stdout
+    ranks = built.run_json_here("show", "--model", "gemm")
     (row,) = ranks["entries"]
     assert (row["entry"], row["policy"], row["timed"], max(row["best_of"])) == ("gemm@host", "plain", 2, 1.0)
     assert row["best_of"][row["rank_of_best"] - 1] == 1.0
-    assert built.run("show", "--model", "gemm").stdout.splitlines()[-1].startswith("geometric mean of 1")
-    assert built.run("check", "--model").stdout.startswith("4 entries with times, 0 in another order;")
+    assert built.run_here("show", "--model", "gemm").stdout.splitlines()[-1].startswith("geometric mean of 1")
+    assert built.run_here("check", "--model").stdout.startswith("4 entries with times, 0 in another order;")

@@ -6,6 +6,7 @@ Knows nothing of what is built, except that there are four computations.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -70,18 +71,23 @@ def has_workers(process: subprocess.Popen[str]) -> None:
         time.sleep(0.005)
 
 
+def processes_per_core() -> float:
+    """Return how many processes there are for each core, at least 1: what takes two seconds takes that many times as long."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
 def interrupted(space: Space, process: subprocess.Popen[str]) -> None:
-    start = time.monotonic()
+    start, crowd = time.monotonic(), processes_per_core()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert time.monotonic() - start < 2
+    _, err = process.communicate(timeout=20 * crowd)
+    assert time.monotonic() - start < 2 * crowd
     assert process.returncode in INTERRUPTED
     assert "interrupted: finished work is kept" in err
     assert "Traceback" not in err
     assert processes_in(space) == []
 
 
-@pytest.mark.parametrize("secs", at({1, 3}, [0.1, 0.15, 0.2, 0.3]))
+@pytest.mark.parametrize("secs", at({1}, [0.1, 0.15, 0.2, 0.3]))
 def test_an_interrupt_of_a_build_that_has_hardly_begun_says_nothing_odd(fresh: Space, secs: float) -> None:
     with fresh.start("build") as process:
         has_worked(process, secs)

@@ -26,9 +26,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace that was built, with its package in each form."""
     space = Space(tmp_path_factory.mktemp("made"))
     space.write(REAL)
-    space.run("build")
+    space.run_here("build")
     for form, output in (("tar", "mini.tar"), ("wheel", "wheels"), ("hf-kernel", "hub")):
-        space.run("export", "--format", form, "-o", output)
+        space.run_here("export", "--format", form, "-o", output)
     return space
 
 
@@ -128,7 +128,7 @@ def test_a_kernel_that_is_wrong_here_is_not_timed(made: Space, tmp_path: Path) -
     for entry in manifest["entries"]:
         entry["verdict"]["tolerance"] = -1.0
     (space.root / "dist/mini-0.1.0/host/manifest.json").write_bytes(with_digest(manifest))
-    assert "relative error" in space.run("bench", "dist/mini-0.1.0/host", code=7).stderr
+    assert "relative error" in space.run_here("bench", "dist/mini-0.1.0/host", code=7).stderr
 
 
 SCRIPT = """

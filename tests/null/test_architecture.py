@@ -32,8 +32,13 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -41,7 +46,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def calls(path: Path, name: str) -> list[int]:
-    nodes = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
+    nodes = (node for node in nodes_of(path) if isinstance(node, ast.Call))
     return [node.lineno for node in nodes if isinstance(node.func, ast.Name) and node.func.id == name]
 
 
@@ -62,7 +67,7 @@ def objections(path: Path) -> Iterator[str]:
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    return (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef))
+    return (node for node in nodes_of(path) if isinstance(node, ast.FunctionDef))
 
 
 def test_functions_are_short_and_take_few_parameters() -> None:
@@ -99,7 +104,7 @@ def test_no_code_compares_names_of_archs() -> None:
 
 
 def compares_names_of_archs(path: Path) -> bool:
-    compared = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Compare)]
+    compared = [node for node in nodes_of(path) if isinstance(node, ast.Compare)]
     sides = (side for node in compared for side in (node.left, *node.comparators))
     names = (side for side in sides if isinstance(side, ast.Attribute) and side.attr == "name")
     return any(isinstance(node.value, ast.Name) and node.value.id == "arch" for node in names)
@@ -121,9 +126,7 @@ def test_a_broad_except_is_recognised(clause: str, expected: bool) -> None:
 
 def test_broad_excepts_stand_where_others_code_runs() -> None:
     """Runners run candidates, plug-ins are someone's code, and the command line is the last resort."""
-    broad = {
-        name_of(path) for path in MODULES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ExceptHandler) and is_broad(node)
-    }
+    broad = {name_of(path) for path in MODULES for node in nodes_of(path) if isinstance(node, ast.ExceptHandler) and is_broad(node)}
     allowed = {"kerneldecl/cli/commands.py", "kerneldecl/plugins/load.py", "kerneldecl/store/local.py", "kerneldecl/runners/worker.py"}
     assert broad <= allowed
 

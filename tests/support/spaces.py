@@ -30,6 +30,7 @@ from kerneldecl.store.keys import digest
 from kerneldecl.tuning.events import Event
 from kerneldecl.tuning.task import Runner
 from support.fakes import ARCH, POLICY, RULE, TEMPLATE, DieRunner, FakeLinker, FakeRunner
+from support.in_this_process import run_command
 from support.repository import REPOSITORY
 
 DECLARED = ("rules", "policies", "templates", "archs")
@@ -237,6 +238,15 @@ class Space:
 
     def run_json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code).stdout)
+
+    def run_here(self, *arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `kerneldecl` as `run` does, but in this process, and so its workers: nothing imports TVM again."""
+        ended, out, err = run_command(self.root, arguments, {**clean_environment(), **environment})
+        assert ended == code, f"exit code {ended}\n{out}\n{err}"
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    def run_json_here(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.run_here(*arguments, "--json", code=code).stdout)
 
     # In process, with fakes
 

@@ -17,11 +17,9 @@ PAGES = ("workloads", "rules", "policies", "templates", "archs", "commands", "ex
 GENERATED = {f"docs/reference/{name}.md" for name in PAGES}
 """Made when the site is built, which checks links to their headings."""
 CHARTS = {f"docs/figures/{name}.svg" for name in ("gpu-kernels", "gpu-models", "wgmma", "attention", "cpu-kernels", "cpu-models")}
-DOCUMENTS = sorted(
-    path
-    for path in REPOSITORY.rglob("*.md")
-    if not {"cache", "dist", "build", ".venv", "node_modules"} & set(path.relative_to(REPOSITORY).parts[:1]) and ".pytest" not in str(path)
-)
+NO_SOURCES = {"build", "cache", "dist", "node_modules"}
+FOLDERS = (path for path in REPOSITORY.iterdir() if path.is_dir() and path.name not in NO_SOURCES and not path.name.startswith("."))
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *(path for folder in FOLDERS for path in folder.rglob("*.md"))])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))

@@ -29,7 +29,7 @@ def expanded(built_real: Space, tmp_path_factory: pytest.TempPathFactory) -> Art
     """Return an artifact whose `gemm` was declared with 3 and with 5 rows."""
     space = built_real.copy_of(tmp_path_factory.mktemp("expanded") / "space", "cache", "workloads.lock")
     space.edit("workloads.toml", "m = 16", "m = [3, 5]")
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return kerneldecl.load(space.artifact())
 
 
@@ -64,7 +64,7 @@ def added(tmp_path: Path, built_real: Space) -> Kernel:
     entry = 'name = "added"\nrule = "elementwise"\nop = "add"\nshape = [8, 16]\n'
     head = space.read("workloads.toml").partition("[[workload]]")[0]
     space.write({"workloads.toml": f"{head}[[workload]]\n{entry}"})
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return kerneldecl.load(space.artifact())["added"]
 
 

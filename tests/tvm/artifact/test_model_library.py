@@ -66,7 +66,7 @@ class Net:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace with an artifact for the H200 of the model's two functions."""
     space = Space(tmp_path_factory.mktemp("net")).write({"workloads.toml": WORKLOADS})
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return space
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.spaces import REAL, Space
+from support.spaces import Space
 
 import kerneldecl
 from kerneldecl.artifact.load import Artifact
@@ -22,9 +22,8 @@ SIGNATURE = "expected gemm(A: float32[16, 32], B: float32[32, 24]) -> C: float32
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    space = Space(tmp_path_factory.mktemp("calls")).write(REAL)
-    return kerneldecl.build(space.root)["host"]
+def artifact(built_real: Space) -> Artifact:
+    return kerneldecl.load(built_real.artifact())
 
 
 def zeros(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:

@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace that was built without its GPU."""
     space = Space(tmp_path_factory.mktemp("traceless")).write(FILES)
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return space
 
 
@@ -176,7 +176,7 @@ def test_an_artifact_keeps_traceless_functions_by_their_computation(built: Space
     assert "wgmma" in load(held["function"])["main"].script()
     assert str(built.root) not in text, "where the function was written is of no use to others"
     assert "wgmma" in read_member(folder / ARCHIVE, f"{entry['symbol']}.py").decode()
-    shown = built.run("show", "gemm").stdout
+    shown = built.run_here("show", "gemm").stdout
     assert "the winner is a PrimFunc without a schedule trace" in shown
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tvm
 from support.compilers import needs_nvcc
+from support.in_this_process import workers_here
 from support.spaces import clean_environment
 from tvm import relax, te
 from tvm.s_tir.meta_schedule.database import JSONDatabase
@@ -90,7 +91,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tvm.IRModule]
     """Return the folder and the module of a model that was tuned for this machine."""
     folder = tmp_path_factory.mktemp("tuned") / "database"
     mod = apply_opt_before_tuning(Net, PARAMS, "host")
-    return folder, ApplyFastTuning(topk=2, target="host", meta_database_dir=folder)(mod)
+    with workers_here():
+        return folder, ApplyFastTuning(topk=2, target="host", meta_database_dir=folder)(mod)
 
 
 # On a CPU, from a model to its results

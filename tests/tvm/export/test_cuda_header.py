@@ -113,10 +113,11 @@ def test_the_example_project_compiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", entries())
-def test_every_recorded_winner_is_exported(name: str) -> None:
-    text = exported(entries()[name])
-    assert "static inline cudaError_t exported(cudaStream_t stream, " in text
+def test_every_recorded_winner_is_exported() -> None:
+    """Not a case for each: to know the entries takes a plan, which every process that collects tests would make."""
+    declared = "static inline cudaError_t exported(cudaStream_t stream, "
+    assert entries()
+    assert [name for name, entry in entries().items() if declared not in exported(entry)] == []
 
 
 @needs_nvcc

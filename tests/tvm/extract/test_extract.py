@@ -150,7 +150,7 @@ def nets(space: Space) -> Any:
 def test_entries_compute_exactly_what_a_relax_model_calls(space: Space, extract: Extract, model: str) -> None:
     extract(f"nets:{model}")
     assert computations(space) == computations_of(nets(space)[model]())
-    space.run("check")
+    space.run_here("check")
 
 
 @pytest.mark.parametrize("target", [{"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90"}], ids=lambda target: target["kind"])
@@ -225,10 +225,10 @@ def test_hand_edits_survive_and_unused_entries_are_marked(space: Space, extract:
 
 
 def test_an_extracted_model_builds(space: Space) -> None:
-    space.run("extract", "nets:mlp")
+    space.run_here("extract", "nets:mlp")
     file = space.root / "workloads.toml"
     file.write_text(file.read_text().replace("[[workload]]", "[defaults]\ntop_k = 1\n\n[[workload]]", 1))
-    space.run("build", "--jobs", "1", "tag:mlp")
+    space.run_here("build", "--jobs", "1", "tag:mlp")
     entries = json.loads((space.artifact() / "manifest.json").read_text())["entries"]
     assert {entry["name"] for entry in entries} == {entry["name"] for entry in declared(space)}
     assert all("mlp.calls-1" in entry["tags"] for entry in entries)
@@ -391,7 +391,7 @@ def test_what_is_no_model_has_a_sentence_and_nothing_is_written(wrong: Space, ex
 
 
 def test_a_wrong_model_ends_the_command_with_a_sentence(wrong: Space) -> None:
-    said = wrong.run("extract", "words.json", code=2).stderr
+    said = wrong.run_here("extract", "words.json", code=2).stderr
     assert said.startswith("error: words.json: not JSON")
     assert len(said.splitlines()) == 1
 

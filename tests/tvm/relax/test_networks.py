@@ -45,7 +45,7 @@ def extracted(root: Path, networks: Sequence[Network]) -> Space:
     space = Space(root).write(REAL).write({"workloads.toml": HEAD})
     for network in networks:
         space.write({f"{name_of(network)}.json": tvm.ir.save_json(module_of(network))})
-        space.run("extract", f"{name_of(network)}.json")
+        space.run_here("extract", f"{name_of(network)}.json")
     return space
 
 

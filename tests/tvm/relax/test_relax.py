@@ -106,7 +106,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     space.write({name: text for name, text in REAL.items() if name != "workloads.toml"})
     space.edit("policies/plain.py", "(0, 1)", "(1,)")
     space.write({"workloads.toml": HEAD + ENTRIES, "first.json": tvm.ir.save_json(FUSED(Net)["fused_matmul_add_relu"])})
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return space
 
 

@@ -131,9 +131,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace with an artifact of the model's functions for the declared buckets."""
     space = Space(tmp_path_factory.mktemp("rows"))
     space.write({"rows.json": tvm.ir.save_json(Rows)})
-    space.run("extract", "rows.json", "--dim", "n=1,8")
+    space.run_here("extract", "rows.json", "--dim", "n=1,8")
     space.edit("workloads.toml", "\n[target.host]", "\n[defaults]\ntop_k = 1\n\n[target.host]")
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return space
 
 
@@ -145,7 +145,7 @@ def declared(space: Space) -> list[dict[str, Any]]:
 def test_buckets_have_entries_and_the_rest_is_reported(built: Space) -> None:
     assert sorted(table["m"] for table in declared(built)) == [1, 8]
     assert all(table["tags"] == ["rows", "rows.calls-1"] for table in declared(built))
-    found = built.run_json("extract", "rows.json", "--dim", "n=1,8")
+    found = built.run_json_here("extract", "rows.json", "--dim", "n=1,8")
     assert (found["new"], found["gone"], len(found["known"])) == ([], [], 2)
     (left_out,) = found["left_out"]
     assert "has a dynamic extent: [n, 32]; it is for sizes that are not declared" in left_out["reason"]
@@ -204,5 +204,5 @@ def test_a_dynamic_function_without_buckets_is_a_miss_that_strict_raises(built: 
 )
 def test_a_wrong_dim_ends_with_a_sentence(space: Space, arguments: list[str], message: str) -> None:
     space.write({"rows.json": tvm.ir.save_json(Rows)})
-    assert message in space.run("extract", "rows.json", *arguments, code=2).stderr
+    assert message in space.run_here("extract", "rows.json", *arguments, code=2).stderr
     assert not (space.root / "workloads.toml").exists()

@@ -132,7 +132,7 @@ def run(mod: tvm.IRModule, inputs: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's and transformers' own
-@pytest.mark.parametrize("file", at({0, 1, 4}, FILES))
+@pytest.mark.parametrize("file", at({0, 4}, FILES))
 def test_a_model_computes_what_torch_does(made: dict[str, Any], saved: dict[str, Path], file: str) -> None:
     found = run(read_model.fused(read_model.read_model(str(saved[file]))), made[file.partition(".")[0]][1])
     np.testing.assert_allclose(found, expected_of(made, file), atol=2e-5, rtol=1e-4)

@@ -47,7 +47,7 @@ def extracted(name: str, suffix: str, folder: Path) -> tuple[Space, Path, tuple[
     space = Space(folder).write({"workloads.toml": HEAD})
     file = folder / f"{name}{suffix}"
     arrays = saved_model(name, file, PIXELS)
-    space.run("extract", file.name)
+    space.run_here("extract", file.name)
     return space, file, arrays
 
 

@@ -48,7 +48,7 @@ shape = [4, 8]
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an artifact that the models here use no kernel of, or one."""
     space = Space(tmp_path_factory.mktemp("relu")).write({"workloads.toml": WORKLOADS})
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return space.artifact()
 
 

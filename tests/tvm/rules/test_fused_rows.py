@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.repository import REPOSITORY
 from support.thinned import every
+from support.unoptimised import unoptimised
 
 from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.canonical import lower
-from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
+from kerneldecl.compiler.cpu import PIPELINE, apply_candidate
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.rule import Rule, dtype_tolerance
@@ -32,7 +33,7 @@ def rule(name: str, **attrs: Any) -> Rule:
 
 
 def results(mod: tvm.IRModule, made: Rule, inputs: list[Array]) -> list[Array]:
-    kernel = tvm.compile(mod, target=target_of(HOST), tir_pipeline=PIPELINE)["main"]
+    kernel = tvm.compile(mod, target=unoptimised(HOST), tir_pipeline=PIPELINE)["main"]
     outputs = [aligned(poisoned(arg)) for arg in made.signature().outputs]
     kernel(*map(tensor, map(aligned, inputs)), *map(tensor, outputs))
     return outputs

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import every
+from support.unoptimised import unoptimised
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.canonical import lower
-from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
+from kerneldecl.compiler.cpu import PIPELINE, apply_candidate
 from kerneldecl.compiler.cuda import cuda_program
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
@@ -83,7 +84,7 @@ def rules_of_blocks(draw: st.DrawFn) -> Rule:
 
 def error_of(rule: Rule, function: Any) -> float:
     """Compile a function, run it on the rule's inputs, and return its error relative to the reference."""
-    kernel = tvm.compile(function, target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+    kernel = tvm.compile(function, target=unoptimised(ARCH), tir_pipeline=PIPELINE)["main"]
     inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(3))]
     [out] = [aligned(poisoned(arg)) for arg in rule.signature().outputs]
     kernel(*map(tensor, inputs), tensor(out))
@@ -109,7 +110,7 @@ def test_every_power_of_two_scales(code: int) -> None:
     a, w, scales = rule.inputs(np.random.default_rng(0))
     a[:], w[:], scales[:] = 0, 0, code
     a[0, 0], w[:, 0] = 1, (1, 7)
-    kernel = tvm.compile(lower(rule), target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+    kernel = tvm.compile(lower(rule), target=unoptimised(ARCH), tir_pipeline=PIPELINE)["main"]
     out = aligned(poisoned(rule.signature().outputs[0]))
     kernel(*map(tensor, map(aligned, (a, w, scales))), tensor(out))
     factor = np.float64(2.0) ** (code - 127) if code < 255 else np.nan

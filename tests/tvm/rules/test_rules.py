@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from support.attention_cases import attributes as attention_attributes
 from support.repository import REPOSITORY
 from support.thinned import every, second
+from support.unoptimised import unoptimised
 from tvm import relax
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.canonical import canonical_module, lower
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.rule import Rule
 
 ROOT = REPOSITORY
-TARGET = target_of(load_arch(ROOT, "host"))
+TARGET = unoptimised(load_arch(ROOT, "host"))
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 CONVOLUTION = {"n": 2, "h": 9, "w": 8, "c": 6, "f": 4, "kh": 3, "kw": 2, "stride": 2, "padding": 1, "groups": 2}
 FACTORS = (*FLOATS, "float8_e4m3fn", "float8_e5m2", "int8", "uint8")

@@ -64,7 +64,7 @@ policy = "auto"
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     space = Space(tmp_path_factory.mktemp("auto")).write({**REAL, "workloads.toml": REAL["workloads.toml"] + AUTO})
-    space.run("build", "--jobs", "1")
+    space.run_here("build", "--jobs", "1")
     return kerneldecl.load(space.artifact())
 
 

@@ -75,7 +75,7 @@ def test_policies_search_in_stores_of_their_own_and_their_winners_race(tmp_path:
 def test_a_search_that_cannot_go_on_says_why_and_the_others_are_compared(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": WORKSPACE})
     given = '["auto", { name = "configs", configs = [{ template = "cpu_matmul", tile_m = 4, tile_x = 1 }] }]'
-    found = space.run_json("compare", "mm", "--policies", given, code=1)
+    found = space.run_json_here("compare", "mm", "--policies", given, code=1)
     auto, configs = found["entries"][0]["policies"]
     assert auto["run_secs"] > 0
     assert configs["failure"].startswith("policy configs: configs[0] fits no template: cpu_matmul has no parameter tile_x")

@@ -93,7 +93,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     space = Space(tmp_path_factory.mktemp("own")).write(FILES)
-    told = space.run("build", "--jobs", "1").stderr
+    told = space.run_here("build", "--jobs", "1").stderr
     assert "wrong@host: specialize(variant=0) of own/functions.py: wrong: relative error" in told
     return space
 
@@ -118,7 +118,7 @@ def test_a_correct_kernel_wins_and_an_incorrect_one_is_never_selected(built: Spa
         out = np.full((24, 32), np.nan, np.float32)
         kernels[name](a, b, out)
         np.testing.assert_allclose(out, want, rtol=1e-6)
-    assert "3 of 3 kernels correct" in built.run("verify").stdout
+    assert "3 of 3 kernels correct" in built.run_here("verify").stdout
 
 
 def test_a_schedule_is_in_the_database_and_a_traceless_function_in_its_own_file(built: Space) -> None:
@@ -135,7 +135,7 @@ def test_the_object_is_rebuilt_from_the_record_and_the_file(built: Space, tmp_pa
     for path in (again.root / "cache" / "blob").rglob("*"):
         if path.is_file():
             path.unlink()
-    assert "3 built" in again.run("build", "--jobs", "1").stdout
+    assert "3 built" in again.run_here("build", "--jobs", "1").stdout
     assert again.artifact_files() == built.artifact_files()
 
 

@@ -68,13 +68,13 @@ def test_a_library_alone_is_verified_recorded_linked_and_called(tmp_path: Path) 
 
 def test_the_fastest_races_both_and_the_next_build_has_nothing_to_do(tmp_path: Path) -> None:
     space = made(tmp_path, 'dispatch = "fastest"')
-    space.run("build")
+    space.run_here("build")
     found = templates(space)
     assert found.count("library_matmul") == 1
     assert len(found) > 1
     raced = [len(trial["samples"]) for trial in tuned(space)["trials"] if trial["samples"]]
     assert len(raced) == len(found)
-    assert "up to date" in space.run("build").stdout
+    assert "up to date" in space.run_here("build").stdout
 
 
 @pytest.mark.slow

@@ -79,14 +79,14 @@ def computes(space: Space) -> bool:
 
 def test_a_list_measures_what_each_policy_proposes_and_the_next_build_has_nothing_to_do(make: Make) -> None:
     space = make('["default", "auto", { name = "random", trials = 5, seed = 1 }]')
-    space.run("build")
+    space.run_here("build")
     trials = trials_of(space)
     templates = [trial["candidate"]["template"] for trial in trials]
     assert templates.count("tvm_default") == 1
     assert len(trials) == 1 + 2 + 5
     assert all(trial["error"] < 1e-3 for trial in trials)
     assert computes(space)
-    assert "1 up to date" in space.run("build").stdout
+    assert "1 up to date" in space.run_here("build").stdout
 
 
 @pytest.mark.slow

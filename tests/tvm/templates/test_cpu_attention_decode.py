@@ -10,11 +10,12 @@ import tvm
 from support.cpus import AVX2, SSE, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
+from support.unoptimised import unoptimised
 
 from kerneldecl.arrays import aligned, finite_rms, poisoned, relative_error, row_scales
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_attention_decode as policy
@@ -34,7 +35,7 @@ def rule_of(attrs: dict[str, Any], name: str = "attention_decode") -> Any:
 def built(rule: Any, params: dict[str, Any], arch: Any = ARCH) -> Any:
     mod = template.apply(canonical.lower(rule), params, arch)
     assert mod is not None
-    return tvm.compile(mod, target=target_of(arch), tir_pipeline=PIPELINE)["main"]
+    return tvm.compile(mod, target=unoptimised(arch), tir_pipeline=PIPELINE)["main"]
 
 
 def result(rule: Any, params: dict[str, Any], inputs: list[Any], arch: Any = ARCH) -> Any:

@@ -10,11 +10,12 @@ import tvm
 from support.cpus import AVX2, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
+from support.unoptimised import unoptimised
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_conv_packed as policy
@@ -36,7 +37,7 @@ def rule_of(name: str, attrs: dict[str, Any]) -> Any:
 def built(rule: Any, params: dict[str, Any]) -> Any:
     mod = template.apply(canonical.lower(rule), params, ARCH)
     assert mod is not None
-    return tvm.compile(mod, target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+    return tvm.compile(mod, target=unoptimised(ARCH), tir_pipeline=PIPELINE)["main"]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from support.cpus import AVX2, runnable
 from support.repository import REPOSITORY
 from support.thinned import every
+from support.unoptimised import unoptimised
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_matmul_grouped as policy
@@ -40,7 +41,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 def built(attrs: dict[str, Any], params: dict[str, Any]) -> Any:
     mod = cpu_matmul_grouped.apply(canonical.lower(rule_of(attrs)), params, ARCH)
     assert mod is not None
-    return tvm.compile(mod, target=target_of(ARCH), tir_pipeline=PIPELINE)["main"]
+    return tvm.compile(mod, target=unoptimised(ARCH), tir_pipeline=PIPELINE)["main"]
 
 
 def error(kernel: Any, rule: Any, inputs: list[Array]) -> float:

@@ -12,12 +12,13 @@ from support.cpus import AVX2, AVX512, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
 from support.thinned import at
+from support.unoptimised import unoptimised
 
 from kerneldecl.analysis.cpu_features import byte_dots
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.host import detect, runs
 from kerneldecl.model import Arch
@@ -46,7 +47,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 def built(rule: Any, params: dict[str, Any], arch: Arch) -> Any:
     mod = template.apply(canonical.lower(rule), params, arch)
     assert mod is not None
-    return tvm.compile(mod, target=target_of(arch), tir_pipeline=PIPELINE)["main"]
+    return tvm.compile(mod, target=unoptimised(arch), tir_pipeline=PIPELINE)["main"]
 
 
 @pytest.mark.parametrize("arch", arches(), ids=lambda arch: str(dict(arch.tvm_target)["mcpu"]))

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from support.cpus import AVX2, AVX512, SSE, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
+from support.unoptimised import unoptimised
 
 from kerneldecl.analysis.cpu_features import has_bfloat16_dots
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.cpu import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.host import detect
 from kerneldecl.plugins.load import load_rule
@@ -43,7 +44,7 @@ def rule_of(attrs: dict[str, Any], name: str = "matmul") -> Any:
 def built(rule: Any, params: dict[str, Any], arch: Any) -> Any:
     mod = template.apply(canonical.lower(rule), params, arch)
     assert mod is not None
-    return tvm.compile(mod, target=target_of(arch), tir_pipeline=PIPELINE)["main"]
+    return tvm.compile(mod, target=unoptimised(arch), tir_pipeline=PIPELINE)["main"]
 
 
 def error_of(rule: Any, params: dict[str, Any], arch: Any) -> float:

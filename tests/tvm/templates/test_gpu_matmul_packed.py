@@ -81,9 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "NVFP4, bfloat16": ({**NVFP4, "m": 4, "n": 64, "k": 512, "dtype": "bfloat16", "tensor_scale": False}, {"rows": 64, "warps_k": 2}),
 }
 OF_EACH_KIND = (
-    "twelve rows that come in rounds, a cluster with uneven rounds",
     "one row, in bulk, thread blocks that share rows, L2 prefetch",
-    "one row",
     "sixteen rows, bfloat16, groups of 32, rows beyond n, a cluster",
     "31 rows, scaled weights, a scale for each column, a cluster with a short end",
     "NVFP4",

@@ -51,11 +51,9 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 
 
 OF_EACH_KIND = (
-    "context of interleaved heads",
     "prefetched by clusters",
     "e4m3",
     "odd k, ping-pong",
-    "split-K, swapped",
     "split-K by a workspace, residual, odd sizes",
     "tfloat32, nn",
 )

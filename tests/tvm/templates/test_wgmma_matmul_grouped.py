@@ -32,9 +32,7 @@ FEW_SMS = replace(H200, gpu=replace(H200.the_gpu, sm_count=SMS))
 WAIT = r"tvm_builtin_cuda_mbarrier_wait\(\(&[^;]*\b{}\[0\] \+[^;]*;"
 CHOSEN = (
     "clusters, rows of no group",
-    "masked, weights with n last",
     "a consumer some k-tiles behind the other",
-    "consumers in turns, two MMA tiles of each",
 )
 MOE: dict[str, Any] = {"rows": 32768, "groups": 128, "n": 2048, "k": 768, "dtype": "bfloat16"}
 
@@ -147,7 +145,7 @@ def test_a_missing_wait_is_noticed(pattern: str, words: str, monkeypatch: pytest
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("number", "dtype"), at({0, 4}, [*((number, "bfloat16") for number in (0, 3, 6, 9)), *((number, "float8_e4m3fn") for number in (0, 2))])
+    ("number", "dtype"), at({4}, [*((number, "bfloat16") for number in (0, 3, 6, 9)), *((number, "float8_e4m3fn") for number in (0, 2))])
 )
 def test_no_spills(number: int, dtype: str) -> None:
     mod = canonical.lower(rule_of(MOE | {"dtype": dtype}))
@@ -201,7 +199,7 @@ def test_what_policies_see_is_what_templates_read(attrs: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    "attrs", at({1, 3, 5}, [MOE, MOE | {"dtype": "float8_e4m3fn"}, MOE | {"rows": 64}, MOE | MASKED, MOE | {"groups": 1}, SMALL])
+    "attrs", at({1}, [MOE, MOE | {"dtype": "float8_e4m3fn"}, MOE | {"rows": 64}, MOE | MASKED, MOE | {"groups": 1}, SMALL])
 )
 def test_every_proposal_can_be_built(attrs: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(attrs))

@@ -124,13 +124,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
     "float8, split-K": ("block_scaled", {"m": 64, "n": 128, "k": 1024}, {"split_k": 2, "block_n": 32}),
 }
 OF_EACH_KIND = (
-    "one row, k-tiles of 128",
     "bfloat16, zero points, groups of 32, two MMA tiles, split-K",
-    "a scale for each column, fewer columns than a tile, PDL",
     "NVFP4, bias and residual, odd k-tiles",
-    "multicast",
     "float8, odd sizes, bias and residual",
-    "e5m2, three consumers",
 )
 SIZES = ((1, 4096, 4096), (16, 8192, 8192), (64, 512, 1024), (256, 8192, 8192), (4096, 4096, 4096))
 

@@ -36,7 +36,7 @@ def made(attrs: dict[str, Any], params: dict[str, Value], sms: int = 3) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("last two waves", "float8 to float32, swapped"), STREAM_K_GEMMS))
+@pytest.mark.parametrize("name", only(("float8 to float32, swapped",), STREAM_K_GEMMS))
 def test_computes_what_the_rule_does_in_any_order(name: str) -> None:
     attrs, params, sms = STREAM_K_GEMMS[name]
     rule, mod = gemm(attrs), made(attrs, params, sms)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.in_this_process import workers_here
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[models]'")
 kerneldecl_torch = pytest.importorskip("kerneldecl.torch")
@@ -42,7 +43,8 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 def test_a_module_returns_what_torch_returns(module: Any, cache: Path) -> None:
     x = torch.randn(4, 32)
-    compiled = kerneldecl_torch.compile(module, (x,))
+    with workers_here():
+        compiled = kerneldecl_torch.compile(module, (x,))
     assert compiled.workspace.is_relative_to(cache)
     with torch.no_grad():
         for given in (x, torch.randn(32, 4).T, torch.randn(8, 32)[2:6]):  # also what is not contiguous, or not aligned

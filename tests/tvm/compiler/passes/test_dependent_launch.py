@@ -69,7 +69,7 @@ def ptx(name: str, folder: Path) -> list[str]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("softmax", "two kernels", "gemv_i4", "gemm"), KERNELS))
+@pytest.mark.parametrize("name", only(("softmax", "two kernels", "gemm"), KERNELS))
 def test_a_kernel_waits_before_it_touches_memory(name: str, tmp_path: Path) -> None:
     """nvcc may move what is read only: it must not move it over the wait."""
     bodies = ptx(name, tmp_path)
