@@ -1,7 +1,7 @@
 """Owns the change of a graph's images to channels last, the layout of convolutions' rules: around these, and along what follows them.
 
-An image may be a sequence or a volume. TVM's own ConvertLayout ends in a bad allocation where a reshape or a concatenation follows a
-convolution.
+Knows nothing of epilogues. An image may be a sequence or a volume. TVM's own ConvertLayout ends in a bad allocation where a reshape or a
+concatenation follows a convolution.
 """
 
 from __future__ import annotations
