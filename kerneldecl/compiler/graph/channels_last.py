@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass
+from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass, static_shape
 from kerneldecl.compiler.graph.windows import IMAGES, LAYOUTS, TRANSPOSED, transposed_use
 
 _RANKS = frozenset({3, 4, 5})
@@ -70,8 +70,8 @@ class ChannelsLast(Rewriter):
         if operator in _POOLING and call.attrs.layout in IMAGES:
             layout = IMAGES[call.attrs.layout]
             return self._channels_first(_with_attrs(call, [image], layout=layout, out_layout=layout))
-        if operator in _REDUCTIONS:
-            return self._reduction(call, image)
+        if operator in _REDUCTIONS or operator == "relax.reshape":
+            return self._reduction(call, image) if operator in _REDUCTIONS else self._reshaped(call, image)
         if operator in _NORMS and int(call.attrs.channel_axis) % rank == 1:
             return self._channels_first(_norm_of(call, image))
         if operator == "relax.nn.pad":
@@ -100,16 +100,17 @@ class ChannelsLast(Rewriter):
         return relax.op.permute_dims(made, _to_first(_known_rank(made)))
 
     def _channels_last(self, value: relax.Expr) -> relax.Expr:
-        known = self._before_transpose(value)
-        if known is None:
-            known = self._after_norm(value)
+        known = self._before(value)
         return self.builder_.emit(relax.op.permute_dims(value, _to_last(_known_rank(value)))) if known is None else known
 
-    def _after_norm(self, value: relax.Expr) -> relax.Expr | None:
-        """Return the form with channels last of a norm of an image, elementwise operators behind it included; None for anything else.
+    def _before(self, value: relax.Expr) -> relax.Expr | None:
+        """Return the form with channels last of a transpose or a norm, elementwise operators behind it included; None for anything else.
 
-        The image is transposed before the norm, no more work than after it; a residual block reads the same transpose beside the norm.
+        An image is transposed before its norm, no more work than after it; a residual block reads the same transpose beside the norm.
         """
+        image = self._before_transpose(value)
+        if image is not None:
+            return image
         call, rank = self.call_of(value), _rank(value)
         if call is None or not self.is_read_once(value) or rank not in _RANKS:
             return None
@@ -118,7 +119,7 @@ class ChannelsLast(Rewriter):
             image = self._channels_last(call.args[0] if cast is None else cast.args[0])
             wide = image if cast is None else self.builder_.emit(relax.Call(cast.op, [image], cast.attrs))
             return self.builder_.emit(_norm_of(call, wide))
-        inner = self._after_norm(call.args[0]) if call.op.name in _UNARY else None
+        inner = self._before(call.args[0]) if call.op.name in _UNARY else None
         return None if inner is None else self.builder_.emit(relax.Call(call.op, [inner, *call.args[1:]], call.attrs))
 
     def _convolution(self, call: relax.Call) -> relax.Expr:
@@ -166,6 +167,16 @@ class ChannelsLast(Rewriter):
         moved = relax.Tuple([self._channels_last(part) for part in parts.fields])
         rank = _known_rank(parts.fields[0])
         return self._channels_first(relax.op.concat(moved, _to_first(rank)[int(call.attrs.axis) % rank]))
+
+    def _reshaped(self, call: relax.Call, image: relax.Expr) -> relax.Expr:
+        """Return an image with or without sides of one pixel: pooling of sequences is that of images."""
+        reshaped = self.builder_.normalize(call)
+        before, after = static_shape(call.args[0]), static_shape(reshaped)
+        if before is None or after is None or len(after) not in _RANKS or before[:2] != after[:2]:
+            return call
+        if [extent for extent in before[2:] if extent > 1] != [extent for extent in after[2:] if extent > 1]:
+            return call
+        return self._channels_first(relax.op.reshape(image, (after[0], *after[2:], after[1])))
 
     def _reduction(self, call: relax.Call, image: relax.Expr) -> relax.Expr:
         rank = _known_rank(image)

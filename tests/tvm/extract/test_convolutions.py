@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -80,6 +81,31 @@ def test_what_is_around_a_convolution_of_sequences_is_its_own(
     layers: tuple[Any, ...], names: tuple[str, ...], expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
     assert of(extracted(tmp_path, *layers, shape=(1, 6, 17)), *names) == [expected]
+
+
+class Normed(torch.nn.Module):  # type: ignore[misc]  # torch may be missing
+    """Layer norms of the channels of a sequence, as speech models have them between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv1d(6, 8, 3), nn.LayerNorm(8), nn.Conv1d(8, 6, 3)
+
+    def forward(self, x: Any) -> Any:
+        rows = self.norm(self.first(x).transpose(1, 2))
+        return self.second(torch.nn.functional.gelu(rows.transpose(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "between"),
+    [((Normed,), "layer_norm"), ((lambda: nn.Conv1d(6, 8, 3), lambda: nn.MaxPool1d(2), lambda: nn.Conv1d(8, 4, 3)), "tensor_ir")],
+    ids=["layer norms", "pooling"],
+)
+def test_between_convolutions_of_sequences_nothing_is_transposed(layers: Any, between: str, tmp_path: Path) -> None:
+    tables = extracted(tmp_path, *(layer() for layer in layers), shape=(2, 6, 23))
+    assert of(tables, "epilogue") == [("conv1d", ["bias"])] * 2
+    rules = Counter(table["rule"] for table in tables)
+    assert rules["transpose"] == 2, "of the input and of the result"
+    assert rules[between] == 1
 
 
 def test_images_are_upsampled_by_rule_conv2d_transpose(tmp_path: Path) -> None:
