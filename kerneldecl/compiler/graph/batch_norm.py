@@ -1,6 +1,6 @@
 """Owns the pass that folds batch norms of inference into the convolutions before them, or makes them a scale and a shift.
 
-Knows nothing of layouts: it is for convolutions as they were imported, whose weights are [out, in, …].
+Knows nothing of layouts: it is for convolutions as they were imported, whose weights are [out, in, …], or [in, out, …] of transposed ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from tvm import relax
 from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
 from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
-_CONVOLUTIONS = {"relax.nn.conv1d": ("NCW", "OIW"), "relax.nn.conv2d": ("NCHW", "OIHW"), "relax.nn.conv3d": ("NCDHW", "OIDHW")}
-"""The layouts of data and weights in which output channels are axis 1 of the result and axis 0 of the weights."""
+_CONVOLUTIONS = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
+    "relax.nn.conv1d_transpose": ("NCW", "IOW"),
+    "relax.nn.conv2d_transpose": ("NCHW", "IOHW"),
+}
+"""The layouts of data and weights in which output channels are axis 1 of the result, and of the weights axis 0, or 1 of transposed ones."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class FoldBatchNorm(Rewriter):
             scaled = relax.op.multiply(data, _along(affine.scale, data, axis, dtype))
             return relax.op.add(scaled, _along(affine.shift, data, axis, dtype))
         weights = conv.args[1].value.numpy()
-        scale = affine.scale.reshape(-1, *[1] * (weights.ndim - 1))
+        scale = affine.scale.reshape(-1, *[1] * (weights.ndim - 1 - conv.attrs.kernel_layout.index("O")))
         folded = constant(weights.astype("float64") * scale, dtype_of(conv.args[1]), name_of(conv.args[1]))
         shift = affine.shift if bias is None else affine.shift + bias.astype("float64").reshape(-1) * affine.scale
         scaled = relax.Call(conv.op, [conv.args[0], folded], conv.attrs)
@@ -73,6 +79,7 @@ class FoldBatchNorm(Rewriter):
                 conv is not None
                 and (conv.attrs.data_layout, conv.attrs.kernel_layout) == layouts
                 and isinstance(conv.args[1], tvm.ir.GenericConst)
+                and (layouts[1][0] == "O" or int(conv.attrs.groups) == 1)  # groups repeat the axis of output channels
             ):
                 return conv
         return None

@@ -1,4 +1,4 @@
-"""Owns finding the rules `matmul` and `conv2d`, with what follows a GEMM or a convolution as its epilogue.
+"""Owns finding the rules of matmuls and convolutions, with what follows a GEMM or a convolution as its epilogue.
 
 Knows nothing of other rules, nor of how functions are replaced.
 """
@@ -18,6 +18,7 @@ from kerneldecl.compiler.graph.gemm_operands import operands_of, stored_result
 from kerneldecl.compiler.graph.named_constants import array_of, constant, is_array, name_of, scalar_of
 from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
 from kerneldecl.compiler.graph.rule_use import FLOATS, HALVES, Found, Use, dtype_attr, out_attr
+from kerneldecl.compiler.graph.windows import LAYOUTS, window_use
 
 _ACTIVATION_STEPS = frozenset({*ACTIVATIONS.values(), "relu6", "hard_sigmoid", "hard_swish"})
 PANEL = 16
@@ -30,8 +31,8 @@ _OF_ROWS = frozenset({"add", "mul", "scale_rows"})
 
 def find_contraction(found: Found, var: relax.Var, call: relax.Call) -> None:
     """Find the longest epilogue of a matmul or a convolution that the rule takes."""
-    window = {"relax.matmul": _gemm, "relax.nn.conv2d": _window}.get(str(call.op.name))
-    first = window(found, call) if window is not None else None
+    operator = str(call.op.name)
+    first = _gemm(found, call) if operator == "relax.matmul" else window_use(call) if operator in LAYOUTS else None
     if first is None:
         return
     chain = [(var, replace(first, attrs={**first.attrs, **out_attr(first.attrs, dtype_of(call))}))]
@@ -60,23 +61,6 @@ def _gemm(found: Found, call: relax.Call) -> Use | None:
         sizes |= {"batch": of_a[0] // heads, "heads": heads, "interleaved": names}
     attrs = sizes | ({} if layout == "nn" else {"layout": layout}) | dtype_attr(dtype)
     return Use("matmul", attrs, tuple(operand.value for operand in operands), is_viewed=True)
-
-
-def _window(_: Found, call: relax.Call) -> Use | None:
-    """Return the rule of a convolution of NHWC images with one stride, padding and dilation; None for another."""
-    attrs = call.attrs
-    image, kernel = (static_shape(arg) for arg in call.args)
-    dtype = dtype_of(call.args[0])
-    if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO") or attrs.out_layout not in {"", "NHWC"} or dtype not in FLOATS:
-        return None
-    window = {name: {int(each) for each in getattr(attrs, of)} for name, of in (("stride", "strides"), ("padding", "padding"))}
-    window["dilation"] = {int(each) for each in attrs.dilation}
-    if image is None or kernel is None or dtype != dtype_of(call.args[1]) or any(len(sides) > 1 for sides in window.values()):
-        return None
-    sizes = dict(zip("nhwc", image, strict=True)) | {"f": kernel[3], "kh": kernel[0], "kw": kernel[1]}
-    given = {name: side for name, sides in window.items() for side in sides if side != (0 if name == "padding" else 1)}
-    groups = {"groups": int(attrs.groups)} if int(attrs.groups) > 1 else {}
-    return Use("conv2d", {**sizes, **given, **groups, **dtype_attr(dtype)}, tuple(call.args))
 
 
 def _in_panels(found: Found, use: Use) -> Use | None:

@@ -14,10 +14,11 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
 from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
+from kerneldecl.compiler.graph.windows import LAYOUTS
 
 _COMMUTATIVE = {f"relax.{name}" for name in ("add", "multiply", "maximum", "minimum")}
 _BROADCASTING = _COMMUTATIVE | {"relax.subtract", "relax.divide"}
-_ACCUMULATING = ("relax.nn.conv2d", "relax.matmul")
+_ACCUMULATING = ("relax.matmul", *LAYOUTS)
 
 
 @graph_pass

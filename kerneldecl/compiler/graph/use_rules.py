@@ -39,7 +39,8 @@ class UseRules(ViewRewriter):
       `attention_decode` where the mask says lengths; why others are left apart is the module's attribute "kerneldecl.refused"
     - a matmul of two or three axes, with the transposes of operands and result as its layout or as interleaved heads, and what follows
       it (a scale, a bias, an activation, a residual, a factor) as its epilogue: `matmul`
-    - a convolution of NHWC images with the same epilogue: `conv2d`, its constant weights in panels where `fuses` says that of this rule
+    - a convolution with channels last and the same epilogue: `conv1d`, `conv2d`, `conv3d` or `conv2d_transpose`, constant weights of
+      `conv2d` in panels where `fuses` says that of this rule
     - group and instance norms with the activation after them: `group_norm`
     - layer_norm, rms_norm and softmax: the rules of these names, which compute 16-bit values in float32
     - sums and means of 16-bit values: `reduce`

@@ -67,10 +67,26 @@ def operators(mod: tvm.IRModule) -> Counter[str]:
     def note(expr: Any) -> None:
         if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
             found[str(expr.op.name)] += not isinstance(expr.args[0], tvm.ir.GenericConst)
-            found["NCHW"] += getattr(expr.attrs, "data_layout", "") == "NCHW"
+            found["channels first"] += getattr(expr.attrs, "data_layout", "") in {"NCW", "NCHW", "NCDHW"}
 
     relax.analysis.post_order_visit(mod["main"], note)
     return found
+
+
+def rows_and_columns(b: relax.BlockBuilder, x: Any) -> Any:
+    """A sequence that is convolved, and attention's scores: a transpose of matrices is no image."""
+    hidden = b.emit(nn.relu(b.emit(nn.conv1d(x, weights(8, 8, 3), padding=1))))
+    rows = b.emit(relax.op.permute_dims(hidden, [0, 2, 1]))
+    other = b.emit(relax.op.permute_dims(b.emit(relax.op.matmul(rows, weights(8, 8))), [0, 2, 1]))
+    return relax.op.matmul(rows, b.emit(relax.op.multiply(other, relax.const(0.5))))
+
+
+def volumes(b: relax.BlockBuilder, x: Any) -> Any:
+    """A volume that is convolved, pooled, normalised and added up along one side."""
+    hidden = b.emit(nn.conv3d(b.emit(relax.op.expand_dims(x, 2)), weights(4, 3, 1, 3, 3), padding=[0, 1, 1]))
+    pooled = b.emit(nn.max_pool3d(hidden, pool_size=[1, 2, 2], strides=[1, 2, 2]))
+    norm = b.emit(nn.instance_norm(pooled, weights(4), weights(4), channel_axis=1, axes=[2, 3, 4]))
+    return relax.op.sum(norm, [3])
 
 
 @pytest.mark.parametrize(
@@ -80,8 +96,18 @@ def operators(mod: tvm.IRModule) -> Counter[str]:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_module_computes_what_it_did(build: Build, transposes: int) -> None:
+    check(build, transposes, IMAGE)
+
+
+# Of the sequence and of the matrix; of the volume and of what is returned.
+@pytest.mark.parametrize(("build", "transposes", "shape"), [(rows_and_columns, 2, (2, 8, 9)), (volumes, 2, IMAGE)])
+def test_so_do_those_of_sequences_and_volumes(build: Build, transposes: int, shape: tuple[int, ...]) -> None:
+    check(build, transposes, shape)
+
+
+def check(build: Build, transposes: int, shape: tuple[int, ...]) -> None:
     b = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(IMAGE, "float32"))
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
     with b.function("main", [x]):
         with b.dataflow():
             made = b.emit_output(build(b, x))
@@ -91,6 +117,6 @@ def test_a_module_computes_what_it_did(build: Build, transposes: int) -> None:
     changed = tvm.transform.Sequential(passes)(mod)
     found = operators(changed)
     assert found["relax.permute_dims"] == transposes
-    assert not found["NCHW"]
-    array = np.random.default_rng(3).standard_normal(IMAGE).astype("float32")
+    assert not found["channels first"]
+    array = np.random.default_rng(3).standard_normal(shape).astype("float32")
     np.testing.assert_allclose(result(changed, array), result(mod, array), rtol=1e-4, atol=1e-4)
