@@ -39,7 +39,7 @@ from kerneldecl.compiler.passes.spread_copies import spread_copies
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.compiler.rows import arguments_of
 from kerneldecl.model import Arch, dtype_bytes
-from kerneldecl.store.keys import digest, key, manifest
+from kerneldecl.store.keys import FLOAT8_INSTRUCTIONS, digest, key, manifest
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import BlobStore
 from kerneldecl.toolchain import nvcc
@@ -146,6 +146,13 @@ def _source_only() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+_FLOAT8_HEADER = (
+    "#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 890)\n#include <cuda_fp8.h>",
+    "#if 1  // The header converts float8 where no instruction does.\n#include <cuda_fp8.h>",
+)
+"""What TVM writes where a source has float8, and what GPUs without its instructions need."""
 
 
 @contextmanager
@@ -299,6 +306,8 @@ def _serialized(generated: _Generated, arch: Arch) -> tuple[bytes, str]:
     _, _, content = packed.split(sized(b"cuda"), 2)  # module kind "cuda", then format "cuda"
     functions = content.removesuffix(sized(source.encode()))
     assert functions != content, "TVM serialises source as it is"
+    if arch.the_gpu.compute_capability < FLOAT8_INSTRUCTIONS:
+        source = source.replace(*_FLOAT8_HEADER)
     return functions, with_nan_in_cuda(source, in_one=has_instruction(arch.the_gpu)) if generated.gives_nan else source
 
 

@@ -24,7 +24,7 @@ _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({float, bool, tuple})
 CODEGEN = 6
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
-_FLOAT8_INSTRUCTIONS = (8, 9)
+FLOAT8_INSTRUCTIONS = (8, 9)
 """The first compute capability with conversions of float8. Code for earlier ones was once made with TVM's own arithmetic."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
@@ -204,7 +204,7 @@ def _made_with(arch: Arch, tools: tuple[str, ...], lists: tuple[tuple[str, str],
 
 def _codegen(arch: Arch) -> dict[str, object]:
     """Return what tells of the code that the compiler makes of a scheduled module."""
-    is_converted = arch.gpu is not None and arch.gpu.compute_capability < _FLOAT8_INSTRUCTIONS
+    is_converted = arch.gpu is not None and arch.gpu.compute_capability < FLOAT8_INSTRUCTIONS
     return {"codegen": CODEGEN, **({"float8": "headers"} if is_converted else {})}
 
 

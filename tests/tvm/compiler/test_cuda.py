@@ -21,7 +21,7 @@ from tvm.s_tir import dlight
 import kerneldecl
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import target_of
-from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_source
+from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_program, cuda_source
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Value
@@ -141,6 +141,7 @@ def test_gpus_without_instructions_for_float8_have_cudas_headers_convert_it(
     assert "__nv_fp8_e" in source[source.index("__global__") :]
     assert "condval" not in source
     assert len(compile_cuda_object(mod, A100, "kd_cast", store).launches) == 1
+    assert nvcc.compile_cubin(cuda_program(mod, A100, "kd_cast").source, "sm_80").usage, "with the headers themselves, as programs do"
 
 
 def test_tvm_is_asked_about_float8_as_before_once_code_is_generated() -> None:
