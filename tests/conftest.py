@@ -9,6 +9,7 @@ import gc
 import inspect
 import linecache
 import os
+import signal
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -43,9 +44,14 @@ THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TVM_THREAD_POOL
 
 
 def pytest_configure() -> None:
-    """Have `inspect` describe frames without looking for their modules among thousands: TVMScript asks for the stack at each function."""
+    """Have tests find threads, interrupts and `inspect` as they need them.
+
+    `inspect` describes frames without looking for their modules among thousands: TVMScript asks for the stack at each function.
+    """
     for name, value in THREADS.items():
         os.environ.setdefault(name, value)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background; tests interrupt themselves
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     inspect.getframeinfo = _frame_info  # type: ignore[assignment]
 
 
