@@ -32,7 +32,8 @@ from kerneldecl.hardware import host
 from kerneldecl.relax import TIR_PIPELINE, load_model, pipeline
 
 RNG = np.random.default_rng(4)
-PARAMS = {"w": RNG.standard_normal((32, 24), dtype=np.float32), "b": RNG.standard_normal(24, dtype=np.float32)}
+# Of whole vectors: all candidates have traces, whichever wins.
+PARAMS = {"w": RNG.standard_normal((32, 32), dtype=np.float32), "b": RNG.standard_normal(32, dtype=np.float32)}
 
 
 @I.ir_module
@@ -40,8 +41,8 @@ class Net:
     @R.function
     def main(  # noqa: ANN201
         x: R.Tensor((16, 32), "float32"),  # noqa: N805
-        w: R.Tensor((32, 24), "float32"),
-        b: R.Tensor((24,), "float32"),
+        w: R.Tensor((32, 32), "float32"),
+        b: R.Tensor((32,), "float32"),
     ):
         with R.dataflow():
             y = R.nn.softmax(R.nn.relu(R.add(R.matmul(x, w), b)))
