@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import IRModule, tirx
+from tvm import IRModule
 from tvm.ir import TensorLoad
-from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.flat_elementwise import FlatParams, flat_sizes_of
 from kerneldecl.compiler.canonical import signature_of
@@ -26,7 +25,7 @@ from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.compiler.passes.nan import has_instruction
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.flat_elementwise_kernel import FlatKernel, build
-from kerneldecl.templates.shared import blocks
+from kerneldecl.templates.gpu.inlined_store import inlined_store
 from kerneldecl.templates.shared.fast_math import with_fast_activations
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
@@ -44,14 +43,9 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
 
 def _result(mod: IRModule, *, is_fast: bool) -> Callable[[Sequence[Any], Any], Any] | None:
     """Return what makes the result of the inputs' registers: the last block's expression, with all others inlined."""
-    sch = blocks.attempt(mod, _inlined)
-    if sch is None:
+    if (found := inlined_store(mod)) is None:
         return None
-    found = blocks.leaves(sch)
-    assert found is not None
-    store = sch.get(found[0].rv).body
-    if not isinstance(store, tirx.BufferStore):
-        return None
+    sch, store = found
     places = {param.name: at for at, param in enumerate(sch.mod["main"].params)}
     dtype = str(store.buffer.dtype)
 
@@ -60,9 +54,3 @@ def _result(mod: IRModule, *, is_fast: bool) -> Callable[[Sequence[Any], Any], A
         return with_fast_activations(replaced, dtype) if is_fast else replaced
 
     return result
-
-
-def _inlined(sch: Schedule) -> bool:
-    blocks.inline_producers(sch)
-    found = blocks.leaves(sch)
-    return found is not None and len(found) == 1 and not found[0].block.is_reduction

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvm import IRModule, tirx
-from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.unaligned_elementwise import UnalignedParams, unaligned_sizes_of
 from kerneldecl.compiler.canonical import signature_of
@@ -28,9 +27,9 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.compiler.passes.nan import has_instruction
 from kerneldecl.model import Arch, Value
+from kerneldecl.templates.gpu.inlined_store import inlined_store
 from kerneldecl.templates.gpu.unaligned_element import Element, UnknownPlaceError
 from kerneldecl.templates.gpu.unaligned_elementwise_kernel import UnalignedKernel, build
-from kerneldecl.templates.shared import blocks
 from kerneldecl.templates.shared.fast_math import with_fast_activations
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
@@ -40,14 +39,10 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the function as one kernel, or None where it is no elementwise one that can be divided."""
     chosen = UnalignedParams(**{name: params[name] for name in UnalignedParams._fields})  # type: ignore[arg-type]
     sizes = unaligned_sizes_of(iter_space(mod))
-    sch = blocks.attempt(mod, _inlined)
-    if sizes is None or sch is None or not chosen.fits(sizes, arch.the_gpu):
+    found = inlined_store(mod)
+    if sizes is None or found is None or not chosen.fits(sizes, arch.the_gpu):
         return None
-    found = blocks.leaves(sch)
-    assert found is not None
-    store = sch.get(found[0].rv).body
-    if not isinstance(store, tirx.BufferStore):
-        return None
+    sch, store = found
     dtype = str(store.buffer.dtype)
     value = with_fast_activations(store.value, dtype) if has_instruction(arch.the_gpu) else store.value
     extents = [int(extent) for extent in store.buffer.shape]
@@ -65,9 +60,3 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if chosen.unroll > 1 and sizes.columns == sizes.elements and divided.has_column:
         return None
     return build(UnalignedKernel(sizes, chosen, element, supports_pdl(arch.the_gpu)), arguments, own)
-
-
-def _inlined(sch: Schedule) -> bool:
-    blocks.inline_producers(sch)
-    found = blocks.leaves(sch)
-    return found is not None and len(found) == 1 and not found[0].block.is_reduction
