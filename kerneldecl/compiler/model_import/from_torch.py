@@ -172,11 +172,16 @@ def _refuse_unknown(program: Any, converters: dict[str, Any], known: Mapping[Any
 
 
 def _with(importer: Any, convert: Callable[[Any, Any], Any], theirs: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Return our converter of nodes, and TVM's of those for which ours returns NotImplemented."""
+    """Return our converter of nodes, and TVM's of those for which ours returns NotImplemented; the result raises ModelError without it."""
 
     def converted(node: Any) -> Any:
         result = convert(node, importer)
-        return theirs(node) if result is NotImplemented and theirs is not None else result
+        if result is not NotImplemented:
+            return result
+        if theirs is None:
+            sentence = f"no converter for torch's operator {node.target} (node {node.name}) of these shapes and attributes"
+            raise ModelError(sentence, "make its shapes static, or leave out what is no default")
+        return theirs(node)
 
     return converted
 

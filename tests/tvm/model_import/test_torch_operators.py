@@ -179,3 +179,13 @@ def test_slices_of_dynamic_extent_have_the_shape_that_torch_knows() -> None:
     assert "T.min" not in mod.script()
     for ours, theirs in zip(computed(mod, (x,)), model(x), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_an_operator_that_neither_importer_converts_is_refused_with_its_node() -> None:
+    class Resampled(torch.nn.Module):  # type: ignore[misc]  # torch may be missing
+        def forward(self, x: Any) -> Any:
+            return F.interpolate(x, (5, 7), mode="bicubic", antialias=True)
+
+    program = torch.export.export(Resampled(), (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},))
+    with pytest.raises(ModelError, match=r"no converter for torch's operator .*bicubic2d_aa.* \(node .*\) of these shapes"):
+        module_of_program(program)
