@@ -34,6 +34,10 @@ VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-3", "seed": 20}
 """Protocol of verification, and the seed of inputs: it rises where kernels are to be verified again, and timed no more."""
 
 
+ROWS = "rows"
+"""What `Inputs.linked_with` calls entries of rows at run time, beside kinds of archs."""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Everything that keys are made of besides the workloads themselves."""
@@ -62,7 +66,7 @@ class Inputs:
     readers: frozenset[str] = frozenset()
     """Those of them that are given what records tell of like computations."""
     linked_with: Mapping[str, str] = field(default_factory=dict)
-    """Digest of the sources that are linked with kernels whatever these are, by kind of arch; where there are any."""
+    """Digest of the C++ that is linked with kernels whatever these are, by kind of arch, and for rows at run time; where there is any."""
 
 
 class Asked(NamedTuple):
@@ -181,9 +185,8 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     result = TuneResult(tuned.key, tuned.result) if tuned else None
     build = Subject(entry, workload.target, "build")  # judged once it is known whether the artifact is whole (`plan`)
     actions = (lower, propose, tune, Action.done(build, result.build_key) if result else Action.waiting(build, "tune"))
-    return EntryPlan(
-        workload, arch, asked, actions, lowered=lowered, groups=groups, tuned=result, linked_with=inputs.linked_with.get(arch.kind, "")
-    )
+    linked_with = " ".join(filter(None, (inputs.linked_with.get(kind) for kind in (arch.kind, *([ROWS] if workload.rows else [])))))
+    return EntryPlan(workload, arch, asked, actions, lowered=lowered, groups=groups, tuned=result, linked_with=linked_with)
 
 
 ORDER: tuple[Kind, ...] = ("lower", "propose", "tune", "build")

@@ -19,7 +19,7 @@ from kerneldecl.model import uses
 from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
 from kerneldecl.planning.meanings import FILE as MEANINGS
 from kerneldecl.planning.meanings import read_meanings
-from kerneldecl.planning.plan import Inputs
+from kerneldecl.planning.plan import ROWS, Inputs
 from kerneldecl.planning.sources import Named
 from kerneldecl.plugins.digest import Reading, files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.find import PACKAGE, shown_in
@@ -30,6 +30,7 @@ from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.protocol import Store
 from kerneldecl.toolchain.companions import allocator_digest
+from kerneldecl.toolchain.rows_dispatch import dispatch_digest
 
 if TYPE_CHECKING:
     from kerneldecl.store.shared import SharedStore
@@ -161,7 +162,7 @@ def workspace_of(
         tuners=tuners,
         readers=readers,
         specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
-        linked_with={"cuda": allocator_digest()},
+        linked_with={"cuda": allocator_digest(), ROWS: dispatch_digest()},
     )
     of_policies = [files for several in plugins.values() for files in several.values()]
     extra = {root / path for _, path in paths} | _followed(root, [*rules.values(), *custom_kernels.values()], of_policies, seen)

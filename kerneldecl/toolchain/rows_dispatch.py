@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kerneldecl.store.keys import digest
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.cxx import compiler, run
 
@@ -85,6 +86,11 @@ class RowsDispatch:
             name=self.name.replace("\\", "").replace('"', "").replace("%", ""),
             upto=self.table[-1][0],
         )
+
+
+def dispatch_digest() -> str:
+    """Return a digest of the function's C++, which libraries hold beside kernels of rows at run time."""
+    return digest(_SOURCE.encode())
 
 
 def compile_dispatch(dispatch: RowsDispatch) -> bytes:

@@ -17,6 +17,7 @@ from kerneldecl.planning.action import Kind
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.link import ArtifactOf
 from kerneldecl.planning.plan import Inputs, Past, Plan, plan
+from kerneldecl.rows import Rows
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import BLOBS, Proposed, groups_to_json
@@ -268,6 +269,14 @@ def test_another_source_that_a_kind_of_kernel_is_linked_with_is_a_link_and_nothi
     world = world.complete()
     assert [action.kind for action in replace(world, linked_with={"cpu": "another digest"}).plan().misses] == ["link"]
     assert not replace(world, linked_with={"cpu": "allocator digest", "cuda": "another digest"}).plan().misses
+
+
+@pytest.mark.parametrize(("rows", "count"), [(None, 1), (Rows("a", "n", -1, 8, (8,)), 2)])
+def test_the_source_of_what_chooses_among_rows_counts_where_there_are_rows(rows: Rows | None, count: int) -> None:
+    workload = replace(WORKLOAD, rows=rows)
+    world = World().complete(workload)
+    plans = [replace(world, linked_with={"rows": found}).plan(workload) for found in ("dispatch digest", "another digest")]
+    assert len({each.entries[0].link_digest for each in plans}) == count, "what link's key has of the entry"
 
 
 def test_an_artifact_tells_figures_by_their_names() -> None:

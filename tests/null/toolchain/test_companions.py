@@ -94,7 +94,7 @@ def test_the_workspace_allocator_counts_where_kernels_for_gpus_are_linked(tmp_pa
     monkeypatch.setattr(companions, "WORKSPACE_ALLOCATOR", source)
     texts = ("int smallest = 4096;  // as TVM's\n", "int smallest = 4096;\n", "int smallest = 8192;\n")
     digests = [linked() for text in texts if source.write_text(text, encoding="utf-8")]
-    assert [each.keys() for each in digests] == [{"cuda"}] * 3
+    assert [each.keys() for each in digests] == [{"cuda", "rows"}] * 3
     assert digests[0] == digests[1] != digests[2]
 
 
