@@ -62,19 +62,31 @@ class Kernel:
     """Speed of the model's first choice as a share of the best's, in the race."""
 
 
-def tuned(root: Path, arch: str, jobs: int) -> tuple[dict[str, Kernel], dict[str, str], float]:
-    """Build the workspace; return kernels by entry, why others failed, and the seconds."""
+@dataclass(frozen=True)
+class Tuning:
+    """What a build of the workspace took."""
+
+    entries: int
+    """Entries that it tuned: others were up to date."""
+    secs: float
+
+
+def tuned(root: Path, arch: str, jobs: int) -> tuple[dict[str, Kernel], dict[str, str], Tuning]:
+    """Build the workspace; return kernels by entry, why others failed, and what it took."""
     from kerneldecl.api import run_build
     from kerneldecl.planning.workspace import open_workspace
     from kerneldecl.stages.session import Options
+    from kerneldecl.tuning.events import Event, Finished
 
+    events: list[Event] = []
     start = time.perf_counter()
-    done = run_build(open_workspace(root), (), Options(require_measured=True, jobs=jobs), lambda _: None)
+    done = run_build(open_workspace(root), (), Options(require_measured=True, jobs=jobs), events.append)
     secs = time.perf_counter() - start
+    took = Tuning(sum(isinstance(event, Finished) and event.kind == "tune" for event in events), secs)
     folder = done.artifacts.get(arch)
     failures = {name.rpartition("@")[0]: reason for name, reason in done.failures.items()}
     if folder is None:
-        return {}, failures, secs
+        return {}, failures, took
     from kerneldecl.artifact.manifest import read_manifest
 
     manifest = read_manifest(folder)
@@ -82,7 +94,7 @@ def tuned(root: Path, arch: str, jobs: int) -> tuple[dict[str, Kernel], dict[str
     library, symbols = str(folder / manifest["library"]), {entry["name"]: entry["symbol"] for entry in manifest["entries"]}
     entries = {entry.workload.name: entry for entry in done.plan.entries if entry.tuned}
     found = {name: _kernel(entries[name], library, symbol) for name, symbol in symbols.items()}
-    return found, {**manifest["missing"], **failures}, secs
+    return found, {**manifest["missing"], **failures}, took
 
 
 def _kernel(entry: EntryPlan, library: str, symbol: str) -> Kernel:
@@ -209,9 +221,10 @@ def ran(given: argparse.Namespace, root: Path) -> Row:
     if wanted:
         root.mkdir(parents=True, exist_ok=True)
         (root / FILE).write_text(text({entry.name for entry in wanted}), encoding="utf-8")
-        kernels, failures, secs = tuned(root, given.arch, given.jobs)
-        kept.add_tuning(len(wanted), secs)
-        print(f"{len(wanted)} operators built in {secs:.0f} s, {secs / len(wanted):.2f} s each", flush=True)
+        kernels, failures, took = tuned(root, given.arch, given.jobs)
+        if took.entries:
+            kept.add_tuning(took.entries, took.secs)
+        print(f"{len(wanted)} operators built in {took.secs:.0f} s, {took.entries} of them tuned", flush=True)
         compare(wanted, kernels, failures, kept, Comparing(gpu, start + given.secs, given.rounds))
     found = summed_up(list(kept.rows.values()), every, gpu)
     gpu.close()
