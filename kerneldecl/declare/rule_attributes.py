@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Len, Lt
 
 from kerneldecl.declare.plain_types import Check, plainly_is
-from kerneldecl.declare.sizes import is_countable
+from kerneldecl.declare.sizes import LEAST_FLOAT, MOST_FLOAT, is_countable, is_float32
 from kerneldecl.diagnostics.messages import rewritten, show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Value, frozen
@@ -78,6 +78,9 @@ class Attribute:
             return "", ((f"{self.name} is {show(value)}; expected whole numbers of at most 64 bits", ""),)
         if type(plain) is int and self.is_float and abs(plain) <= _EXACT:
             plain = float(plain)
+        if not is_float32(plain):
+            numbers = f"numbers of float32: 0, or {LEAST_FLOAT:.2g} to {MOST_FLOAT:.2g} in magnitude"
+            return "", ((f"{self.name} is {show(value)}; expected {numbers}", ""),)
         if self.is_plainly_right(plain):
             return plain, ()
         from pydantic import ValidationError

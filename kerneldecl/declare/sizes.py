@@ -14,6 +14,8 @@ from kerneldecl.rule import Rule
 
 MOST_NUMBER = 2**63 - 1
 """Kernels compute places with 64 bits."""
+LEAST_FLOAT, MOST_FLOAT = 2.0**-149, 3.4028235e38
+"""Magnitudes of float32, in which kernels compute with attributes: a smaller one is 0 there, a larger one infinity."""
 MOST_BYTES = 1 << 42
 """Bytes of a call's arguments together: no GPU has the memory for more, and hardly a machine."""
 MOST_RANK = 32
@@ -27,6 +29,13 @@ def is_countable(value: Value) -> bool:
     if isinstance(value, tuple):
         return all(map(is_countable, value))
     return not isinstance(value, int) or -MOST_NUMBER - 1 <= value <= MOST_NUMBER
+
+
+def is_float32(value: Value) -> bool:
+    """Say whether each float of a value is a number of float32, rounded, and 0 only where it was 0."""
+    if isinstance(value, tuple):
+        return all(map(is_float32, value))
+    return not isinstance(value, float) or value == 0 or LEAST_FLOAT <= abs(value) <= MOST_FLOAT or not math.isfinite(value)
 
 
 def is_plainly_small(attrs: Mapping[str, Value]) -> bool:

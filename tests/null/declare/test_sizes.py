@@ -81,6 +81,18 @@ def test_what_is_too_large_is_told_at_its_line(rule: str, attrs: dict[str, Any],
     assert found.line == len(HEAD.splitlines()) + 4 + list(attrs).index(blamed)
 
 
+@pytest.mark.parametrize("eps", [1e39, 1e-60])
+def test_floats_that_kernels_cannot_compute_with_are_told_at_their_line(eps: float, tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, "rms_norm", shape=[4, 64], eps=eps)
+    assert found.sentence == f"eps is {eps}; expected numbers of float32: 0, or 1.4e-45 to 3.4e+38 in magnitude"
+    assert found.line == len(HEAD.splitlines()) + 5
+
+
+@pytest.mark.parametrize("eps", [3.4028234e38, 1.5e-45])
+def test_the_largest_and_least_floats_are_right(eps: float, tmp_path: Path) -> None:
+    assert not problems(tmp_path, "rms_norm", shape=[4, 64], eps=eps)
+
+
 def test_large_arguments_that_a_machine_can_hold_are_right(tmp_path: Path) -> None:
     assert not problems(tmp_path, "matmul", m=2**20, n=2**20, k=2**18, dtype="float16")
     assert not problems(tmp_path, "elementwise", op="relu", shape=[2] * 32)
