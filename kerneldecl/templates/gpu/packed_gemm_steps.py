@@ -13,7 +13,7 @@ from kerneldecl.compiler.intrinsics import float4_fragments, int4_fragments
 
 WIDEN = {"float16": ("half", "__half2float"), "bfloat16": ("__nv_bfloat16", "__bfloat162float")}
 """CUDA's names of a dtype and of the function that makes float32 of it."""
-_ONES = {"float16": "0x3c003c00u", "bfloat16": "0x3f803f80u"}
+ONES = {"float16": "0x3c003c00u", "bfloat16": "0x3f803f80u"}
 """A register of operand A that is 1 and 1."""
 
 
@@ -83,7 +83,7 @@ def _int4_sums(sizes: PackedSizes, dtype: str) -> tuple[str, str]:
     values = {
         "ctype": ctype,
         "widen": widen,
-        "ones": _ONES[dtype],
+        "ones": ONES[dtype],
         "name": codes.name,
         "first_factor": 1 / codes.units[0],
         "second_factor": 1 / codes.units[1],
