@@ -18,8 +18,9 @@ STEPS = (64, 128, 256)
 TILES = (16, 32)
 """Rows of weights of a tile."""
 MAX_PERSISTENT_STAGES = 24
-MAX_HELD_REGISTERS = 128
-"""Registers of a thread that hold activations at most."""
+MAX_HELD_REGISTERS = 144
+"""Registers of a thread that hold activations and their sums at most, of tiles of 16 rows: those of 32 need more for weights. With 160 of
+them nvcc 13.0 spills."""
 
 
 class PersistentParams(NamedTuple):
@@ -43,6 +44,8 @@ class PersistentParams(NamedTuple):
     """Whether one lane copies a warp's weights in bulk; else each lane copies 16 bytes of each 512."""
     prefetch: int = 0
     """Steps of a warp whose weights come to L2 while the preceding kernel ends."""
+    cover: int = 0
+    """Whether the first weights come to L2 whose stages activations have at first."""
 
     def candidate(self) -> Candidate:
         return Candidate.of("gpu_matmul_packed_persistent", self._asdict())
@@ -63,7 +66,7 @@ class PersistentParams(NamedTuple):
         return sizes.k // self.step
 
     def slice_steps(self, sizes: PackedSizes) -> int:
-        """Steps of a warp for each tile; the last warp of a cluster may have fewer."""
+        """Steps of a warp for each tile; the last warps of a cluster may have fewer, or none."""
         return -(-self.steps(sizes) // (self.warps * self.split_k))
 
     def is_even(self, sizes: PackedSizes) -> bool:
@@ -75,14 +78,13 @@ class PersistentParams(NamedTuple):
         return max(1, self.step // sizes.group)
 
     def held_registers(self, sizes: PackedSizes) -> int:
-        """Registers of a thread that hold the fragments of its warp's activations."""
-        return self.slice_steps(sizes) * self.step // 8 * sizes.fragments
+        """Registers of a thread that hold its fragments of activations, and their sums over the elements that share a scale in a step."""
+        return self.slice_steps(sizes) * (self.step // 8 + 2 * self.step_scales(sizes)) * sizes.fragments
 
     def registers(self, sizes: PackedSizes) -> int:
         """Registers of a thread, about (nvcc 13.0)."""
-        totals = 2 * self.slice_steps(sizes) * self.step_scales(sizes) * sizes.fragments
         accumulators = self.rows // TILE_ROWS * sizes.fragments * 4
-        return 40 + self.held_registers(sizes) + totals + 2 * accumulators
+        return 40 + self.held_registers(sizes) + 2 * accumulators + 8 * (self.step > 2 * TILE_K)
 
     def stage_bytes(self, sizes: PackedSizes) -> int:
         """Bytes of a step: weights, scales, zero points."""
@@ -99,6 +101,10 @@ class PersistentParams(NamedTuple):
     def free_stages(self, sizes: PackedSizes) -> int:
         """Stages whose copies start before activations have left shared memory."""
         return min(self.stages - 1, (self.ring_bytes(sizes) - self.activation_bytes(sizes)) // self.stage_bytes(sizes))
+
+    def first_stages(self, sizes: PackedSizes) -> int:
+        """Stages whose copies start before those of the activations: half as many bytes."""
+        return min(self.free_stages(sizes), self.activation_bytes(sizes) // (2 * self.stage_bytes(sizes)))
 
     @property
     def adds_at_end(self) -> bool:
@@ -149,9 +155,10 @@ class PersistentParams(NamedTuple):
             and 1 <= self.held <= self.tiles
             and (self.bulk == 0 or (self.bulk == 1 and has_clusters))
             and 0 <= self.prefetch < self.stages
+            and (self.cover == 0 or (self.cover == 1 and self.free_stages(sizes) < self.stages - 1))
             and (self.split_k == 1 or (has_clusters and 1 < self.split_k <= MAX_CLUSTER))
-            and (self.warps * self.split_k - 1) * self.slice_steps(sizes) < self.steps(sizes)
-            and self.held_registers(sizes) <= MAX_HELD_REGISTERS
+            and self.warps * self.split_k <= self.steps(sizes)
+            and self.held_registers(sizes) * (self.rows // TILE_ROWS) <= MAX_HELD_REGISTERS
             and self.free_stages(sizes) >= 1
             and self.threads <= gpu.max_threads_per_block
             and self.registers(sizes) <= gpu.max_registers_per_thread

@@ -16,8 +16,10 @@ Parameters:
   split_k  1 to 8 thread blocks of a cluster among which k is divided
   bulk     1 has one lane copy a warp's weights in bulk, from compute capability 9.0 on; 0 has each lane copy 16 bytes of each 512
   prefetch steps of a warp whose weights are prefetched to L2 before the preceding kernel has ended
+  cover    1 prefetches the first weights to L2 whose stages activations have at first
 
-Registers: a thread holds k / (split_k * warps) / 8 of activations for each eight rows, 128 at most.
+Registers: a thread holds k / (split_k * warps) / 8 of activations for each eight rows, and 2 sums of these for each group of weights, or
+each step where that is shorter: 144 at most, 72 where tiles have 32 rows.
 
 Shared memory: warps * stages * rows * (step / 2 + scales) bytes of weights, where scales are the bytes of a row's scales and zero
 points in a step; and m * (rows + 4) * 4 bytes for each tile, either warps times or, where `held` is less than `tiles`, once, and besides

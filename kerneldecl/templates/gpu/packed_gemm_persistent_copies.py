@@ -28,7 +28,7 @@ __device__ __forceinline__ Warp warp_of(const void* values, const void* scales, 
   Warp warp{};
   warp.lane = lane;
   warp.first = (rank * WARPS + number) * SLICE_STEPS;
-  warp.steps = IS_EVEN ? SLICE_STEPS : min(SLICE_STEPS, STEPS - warp.first);
+  warp.steps = IS_EVEN ? SLICE_STEPS : max(0, min(SLICE_STEPS, STEPS - warp.first));
   warp.weights = warp.first * (TILES_K * N * 32);
   warp.factors = warp.first * STEP / GROUP * N;
   warp.values = static_cast<const unsigned char*>(values);
@@ -119,9 +119,10 @@ __device__ __forceinline__ void fetch_activations(const Warp& warp, unsigned cha
     if (at < M * VECTORS && (IS_EVEN || vector < vectors)) copy(to + row * PITCH + vector * 16, from + row * (K * 2) + vector * 16);
   }
 }
+template <int BEGIN, int END>
 __device__ __forceinline__ void prefetch_steps(const Warp& warp, int block) {
 #pragma unroll
-  for (int ahead = 0; ahead < PREFETCHED; ++ahead) {
+  for (int ahead = BEGIN; ahead < END; ++ahead) {
     int tile = block + ahead / SLICE_STEPS * BLOCKS, step = ahead % SLICE_STEPS;
     if (tile >= ROW_TILES || !has_step(warp, step)) continue;
     int row = first_row(tile);

@@ -80,6 +80,8 @@ def _constants(sizes: PackedSizes, params: PersistentParams) -> str:
         "THREADS": params.threads,
         "STAGES": params.stages,
         "FREE_STAGES": params.free_stages(sizes),
+        "FIRST_STAGES": params.first_stages(sizes),
+        "COVER": params.cover,
         "STAGE_BYTES": params.stage_bytes(sizes),
         "WEIGHT_BYTES": params.rows * params.step // 2,
         "PITCH": params.slice_steps(sizes) * params.step * 2 + PADDING_BYTES,
@@ -186,7 +188,7 @@ __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4],
 _KERNEL = """
 __device__ __forceinline__ void prefetch(const void* values, const void* scales, const void* zeros, int block, int rank, int number,
                                          int lane) {
-  prefetch_steps(warp_of(values, scales, zeros, rank, number, lane), block);
+  prefetch_steps<0, PREFETCHED>(warp_of(values, scales, zeros, rank, number, lane), block);
 }
 
 // What a warp has of a tile's results goes to [row of activations, row of weights].
@@ -222,18 +224,25 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
   Warp warp = warp_of(values, scales, zeros, rank, number, lane);
   warp.ring = shared + RING_OFFSET + number * (STAGES * STAGE_BYTES);
   start_copies(warp, shared, number);
-  // Activations first, or they would arrive after the weights.
+  // Weights of half as many bytes come before activations: DRAM is busy while these come from L2. Behind more of them they would be late.
   unsigned char* own = warp.ring + STAGES * STAGE_BYTES - ACTIVATION_BYTES;
-  fetch_activations(warp, own, static_cast<const unsigned char*>(activations));
-  commit();
 #pragma unroll
   for (int stage = 0; stage < FREE_STAGES; ++stage) {
     // Copies arrive in the order in which they start: the last warp's first step should not come behind all stages of other warps.
     if (stage > 0) __syncthreads();
+    if (stage == FIRST_STAGES) {
+      fetch_activations(warp, own, static_cast<const unsigned char*>(activations));
+      commit();
+    }
     fetch(warp, block + stage / SLICE_STEPS * BLOCKS, stage % SLICE_STEPS, stage);
     commit();
   }
-  wait_for_copies<FREE_STAGES>();
+  if (FIRST_STAGES == FREE_STAGES) {
+    fetch_activations(warp, own, static_cast<const unsigned char*>(activations));
+    commit();
+  }
+  if (COVER) prefetch_steps<FREE_STAGES, STAGES - 1>(warp, block);
+  wait_for_copies<FREE_STAGES - FIRST_STAGES>();
   __syncwarp();
   Slice slice;
   load_slice(slice, warp, own);

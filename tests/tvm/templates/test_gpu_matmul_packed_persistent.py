@@ -11,17 +11,22 @@ from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import only
 
+from kerneldecl.analysis.matmul_packed import packed_of
+from kerneldecl.analysis.matmul_packed_persistent import PersistentParams
 from kerneldecl.arrays import numpy_dtype, relative_error
 from kerneldecl.compiler import canonical
-from kerneldecl.model import Arch, Value
+from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.model import Arch, Proposal, Value
 from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.policies import gpu_matmul_packed as policy
 from kerneldecl.rule import Rule
 from kerneldecl.templates import gpu_matmul_packed_persistent
 from kerneldecl.toolchain import nvcc
 
 ROOT = REPOSITORY
 PLAIN: dict[str, Value] = {
-    "rows": 16, "step": 128, "warps": 4, "tiles": 3, "stages": 5, "held": 3, "split_k": 1, "bulk": 0, "prefetch": 0,
+    "rows": 16, "step": 128, "warps": 4, "tiles": 3, "stages": 5, "held": 3, "split_k": 1, "bulk": 0, "prefetch": 0, "cover": 0,
 }  # fmt: skip
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "one row": ({"m": 1, "n": 128, "k": 1024}, {}),
@@ -31,15 +36,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     ),
     "three rows, zero points, the last warp has fewer steps": (
         {"m": 3, "n": 80, "k": 1408, "zero_points": True},
-        {"tiles": 2, "held": 2, "prefetch": 2},
+        {"tiles": 2, "held": 2, "prefetch": 2, "cover": 1},
     ),
-    "the same in bulk, partial results of one tile at a time": (
-        {"m": 3, "n": 80, "k": 1408, "zero_points": True},
-        {"bulk": 1, "tiles": 5, "held": 1, "warps": 2, "stages": 8, "prefetch": 2},
+    "three rows in bulk, the last warp has no steps, partial results of one tile at a time": (
+        {"m": 3, "n": 80, "k": 1152, "zero_points": True},
+        {"bulk": 1, "tiles": 5, "held": 1, "stages": 8, "prefetch": 2},
     ),
     "eight rows, tiles of 32 that share rows, groups of 64, bias": (
         {"m": 8, "n": 112, "k": 1280, "group": 64, "epilogue": ("bias",)},
-        {"rows": 32, "stages": 6, "tiles": 3, "held": 2},
+        {"rows": 32, "stages": 6, "tiles": 3, "held": 2, "cover": 1},
     ),
     "eight rows, bfloat16, steps of 256 in bulk, zero points": (
         {"m": 8, "n": 96, "k": 2048, "dtype": "bfloat16", "zero_points": True, "group": 32},
@@ -61,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
 }  # fmt: skip
 OF_EACH_KIND = (
     "one row in bulk, L2 prefetch across tiles, more stages than steps of a tile",
-    "three rows, zero points, the last warp has fewer steps",
+    "three rows in bulk, the last warp has no steps, partial results of one tile at a time",
     "eight rows, tiles of 32 that share rows, groups of 64, bias",
     "sixteen rows, bfloat16, a cluster of which the last warp has fewer steps, in bulk, sums at the end",
 )
@@ -98,6 +103,55 @@ def test_computes_what_the_rule_does(name: str) -> None:
     assert not any(each.stack_bytes + each.spill_bytes for each in usage)
 
 
+def proposed(attrs: dict[str, Any], gpu: str, top_k: int) -> list[Proposal]:
+    """Return the persistent kernels among the proposals."""
+    found = policy.propose(iter_space(canonical.lower(rule_of(attrs))), load_arch(ROOT, gpu), top_k)
+    return [each for each in found if each.candidate.template == "gpu_matmul_packed_persistent"]
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("gpu", "target", "attrs"),
+    [
+        ("a100-80gb", "sm_80", {"m": 1}),
+        ("a100-80gb", "sm_80", {"m": 4, "group": 64, "dtype": "bfloat16"}),
+        ("h200", "sm_90a", {"m": 1}),
+        ("h200", "sm_90a", {"m": 8, "zero_points": True}),
+        ("h200", "sm_90a", {"m": 16}),
+    ],
+)
+def test_the_first_choice_compiles_without_spills(gpu: str, target: str, attrs: dict[str, Any]) -> None:
+    arch, sizes = load_arch(ROOT, gpu), {"n": 8192, "k": 8192, **attrs}
+    first, *_ = proposed(sizes, gpu, 100)
+    mod = made(sizes, dict(first.candidate.params), arch)
+    cubin = nvcc.compile_cubin(cuda_source(mod, arch, "kernel"), target, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS))
+    [usage] = cubin.usage.values()
+    params = PersistentParams(**dict(first.candidate.params))  # type: ignore[arg-type]
+    assert usage.stack_bytes + usage.spill_bytes == 0
+    assert usage.registers <= params.registers(packed_of(iter_space(canonical.lower(rule_of(sizes))))) + 8
+
+
+@pytest.mark.parametrize("attrs", [{"m": 1}, {"m": 16, "dtype": "bfloat16"}, {"m": 3, "k": 2112, "group": 64, "zero_points": True}])
+@pytest.mark.parametrize("gpu", ["a100-80gb", "h200"])
+def test_the_template_takes_every_candidate(gpu: str, attrs: dict[str, Any]) -> None:
+    sizes = {"n": 8192, "k": 2048, **attrs}
+    proposals = proposed(sizes, gpu, 1000)
+    assert proposals
+    assert [each.predicted_secs for each in proposals] == sorted(each.predicted_secs for each in proposals)
+    assert len({each.candidate for each in proposals}) == len(proposals)
+    assert all(made(sizes, dict(each.candidate.params), load_arch(ROOT, gpu)) is not None for each in (*proposals[:2], proposals[-1]))
+
+
+@pytest.mark.parametrize("m", [1, 8, 16])
+def test_most_proposals_for_few_rows_are_persistent_and_differ(m: int) -> None:
+    proposals = proposed({"m": m, "n": 8192, "k": 8192}, "h200", 18)
+    assert len(proposals) == 15
+    assert len({tuple(dict(each.candidate.params)[name] for name in ("rows", "step", "warps", "split_k")) for each in proposals}) > 4
+    assert len({dict(each.candidate.params)["stages"] for each in proposals}) > 2
+    # With too few rows of weights a thread block has one tile, and nothing to keep activations for.
+    assert not proposed({"m": m, "n": 128, "k": 8192}, "h200", 100)
+
+
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
@@ -111,12 +165,13 @@ def test_computes_what_the_rule_does(name: str) -> None:
         ({"m": 8}, {"stages": 1}),
         ({"m": 8}, {"stages": 25}),
         ({"m": 8}, {"warps": 5}),  # more than steps
-        ({"m": 8}, {"split_k": 3, "warps": 1}),  # the last one has none
+        ({"m": 8}, {"split_k": 8, "warps": 1}),  # more than steps
         ({"m": 8}, {"tiles": 9, "held": 9}),  # more than there are
         ({"m": 8}, {"held": 4}),
         ({"m": 8}, {"held": 0}),
         ({"m": 8}, {"bulk": 2}),
         ({"m": 8}, {"prefetch": 5}),  # more than stages
+        ({"m": 1, "k": 1024}, {"cover": 1}),  # activations leave all stages free that come first
         ({"m": 16, "k": 1024}, {"warps": 4, "stages": 6}),  # activations fill all stages
         ({"m": 8, "k": 8192}, {"warps": 4, "stages": 24}),  # more activations than registers
     ],
