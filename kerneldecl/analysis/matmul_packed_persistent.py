@@ -78,13 +78,16 @@ class PersistentParams(NamedTuple):
         return max(1, self.step // sizes.group)
 
     def held_registers(self, sizes: PackedSizes) -> int:
-        """Registers of a thread that hold its fragments of activations, and their sums over the elements that share a scale in a step."""
-        return self.slice_steps(sizes) * (self.step // 8 + 2 * self.step_scales(sizes)) * sizes.fragments
+        """Registers of a thread that hold its fragments of activations and, for int4, their sums over what shares a scale in a step."""
+        sums = 0 if sizes.is_float4 else 2 * self.step_scales(sizes)
+        return self.slice_steps(sizes) * (self.step // 8 + sums) * sizes.fragments
 
     def registers(self, sizes: PackedSizes) -> int:
         """Registers of a thread, about (nvcc 13.0)."""
-        accumulators = self.rows // TILE_ROWS * sizes.fragments * 4
-        return 40 + self.held_registers(sizes) + 2 * accumulators + 8 * (self.step > 2 * TILE_K)
+        row_tiles = self.rows // TILE_ROWS
+        accumulators = row_tiles * sizes.fragments * 4
+        scales = 8 + row_tiles * 2 * -(-self.step_scales(sizes) // 4) if sizes.is_float4 else 0
+        return 40 + self.held_registers(sizes) + 2 * accumulators + scales + 8 * (self.step > 2 * TILE_K)
 
     def stage_bytes(self, sizes: PackedSizes) -> int:
         """Bytes of a step: weights, scales, zero points."""
@@ -144,8 +147,7 @@ class PersistentParams(NamedTuple):
         """Say whether the parameters are valid for these sizes on a GPU."""
         has_clusters = gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY
         return (
-            not sizes.is_float4
-            and sizes.m <= MAX_PERSISTENT_ROWS
+            sizes.m <= MAX_PERSISTENT_ROWS
             and self.rows in TILES
             and self.rows <= sizes.n
             and self.step in STEPS

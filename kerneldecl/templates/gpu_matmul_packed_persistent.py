@@ -2,7 +2,7 @@
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure: the weights are those of rule
 `matmul_quantized` with layout `packed`, of float16 or bfloat16: int4 with one scale for each group of 32 or more weights along k or for a
-whole row. Activations have 1 to 16 rows.
+whole row, or blocks of float4_e2m1fn (MXFP4, NVFP4). Activations have 1 to 16 rows.
 
 The operands are exchanged: the GEMM's n are rows of fragments, its m columns.
 
@@ -18,7 +18,7 @@ Parameters:
   prefetch steps of a warp whose weights are prefetched to L2 before the preceding kernel has ended
   cover    1 prefetches the first weights to L2 whose stages activations have at first
 
-Registers: a thread holds k / (split_k * warps) / 8 of activations for each eight rows, and 2 sums of these for each group of weights, or
+Registers: a thread holds k / (split_k * warps) / 8 of activations for each eight rows, and of int4 2 sums of these for each group, or
 each step where that is shorter: 144 at most, 72 where tiles have 32 rows.
 
 Shared memory: warps * stages * rows * (step / 2 + scales) bytes of weights, where scales are the bytes of a row's scales and zero

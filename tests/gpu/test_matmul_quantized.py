@@ -84,6 +84,8 @@ CASES = [
         Case(f"{name}, by mma.sync, persistent", "matmul_quantized", INT4 | attrs, given("gpu_matmul_packed_persistent", *PERSISTENT))
         for name, attrs in (
             ("int4, 5 rows", {"m": 5}),
+            ("MXFP4, 5 rows", {**MXFP4, "m": 5}),
+            ("NVFP4, 5 rows, bfloat16", {**NVFP4, "m": 5, "dtype": "bfloat16"}),
             ("groups of 64, bfloat16, zero points", {"m": 3, "n": 1040, "dtype": "bfloat16", "zero_points": True, "group": 64}),
             (
                 "columns, k that warps divide unevenly, bias and residual",

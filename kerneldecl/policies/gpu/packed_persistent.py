@@ -39,6 +39,8 @@ STEP_INSTRUCTIONS, BULK_STEP_INSTRUCTIONS = 47.0, 67.0
 """For a step: the loop, addresses, copies."""
 TILE_INSTRUCTIONS = 21.0
 """For 16 rows and 64 elements along k: 16 registers of fragments, each a logic operation, a shift for four, and the load of all."""
+FLOAT4_TILE_INSTRUCTIONS = 66.0
+"""The same of float4_e2m1fn: 51 for float16, 66 for bfloat16, as in `gpu_matmul_packed`."""
 RUN_INSTRUCTIONS = 8.0
 """For the scales of 16 rows that a step has along k."""
 LOAD_INSTRUCTIONS = 3.0
@@ -154,8 +156,9 @@ def _instructions(sizes: PackedSizes, params: PersistentParams) -> float:
     """Return the instructions of a warp for a step."""
     row_tiles, k_tiles = params.rows // TILE_ROWS, params.step // TILE_K
     step = BULK_STEP_INSTRUCTIONS if params.bulk else STEP_INSTRUCTIONS
-    values = row_tiles * k_tiles * (TILE_INSTRUCTIONS + 4 * sizes.fragments)
-    return step + values + row_tiles * params.step_scales(sizes) * (RUN_INSTRUCTIONS + 8 * sizes.fragments)
+    values = FLOAT4_TILE_INSTRUCTIONS if sizes.is_float4 else TILE_INSTRUCTIONS
+    run = RUN_INSTRUCTIONS + (4 if sizes.is_float4 else 8) * sizes.fragments
+    return step + row_tiles * (k_tiles * (values + 4 * sizes.fragments) + params.step_scales(sizes) * run)
 
 
 def _idle_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu) -> float:

@@ -14,10 +14,9 @@ from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.matmul_packed import PADDING_BYTES, PARTIAL_PADDING, PackedSizes
 from kerneldecl.analysis.matmul_packed_persistent import PersistentParams
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
-from kerneldecl.compiler.intrinsics import int4_fragments
 from kerneldecl.templates.gpu.packed_gemm_instructions import COMMITS, mma_source
 from kerneldecl.templates.gpu.packed_gemm_persistent_copies import copies_source
-from kerneldecl.templates.gpu.packed_gemm_steps import ONES, WIDEN
+from kerneldecl.templates.gpu.packed_gemm_persistent_steps import step_source
 
 LONE_WARPS = 2 * SM_PARTITIONS
 """Warps up to which MMAs of one warp wait for each other longer than others' instructions take: a second set of sums costs 9 registers."""
@@ -29,21 +28,21 @@ def multiply_source(sizes: PackedSizes, params: PersistentParams, dtype: str) ->
     Their arguments are weights, scales and zero points, for the second then the activations and shared memory, then the cluster or thread
     block, the thread block's rank in its cluster, warp and lane. Sums are [part, tile, row of activations, row of weights].
     """
-    codes = int4_fragments.codes_source(dtype)
+    step, helper = step_source(sizes, dtype)
     body = f"""
 {_constants(sizes, params)}
 {mma_source(dtype)}
 {COMMITS}
 {copies_source(is_bulk=bool(params.bulk))}
-{_step(sizes, codes, dtype)}
+{step}
 {_KERNEL}
 """
-    space = f"kd_persistent_{hashlib.sha256((codes.source + body).encode()).hexdigest()[:12]}"
+    space = f"kd_persistent_{hashlib.sha256((helper + body).encode()).hexdigest()[:12]}"
     text = f"""#ifndef {space}_text
 #define {space}_text
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
-{codes.source}
+{helper}
 namespace {space} {{{body}}}
 #endif
 """
@@ -73,6 +72,7 @@ def _constants(sizes: PackedSizes, params: PersistentParams) -> str:
         "TILES_K": params.step // TILE_K,
         "STEP_SCALES": step_scales,
         "RUN_PARTS": run_parts,
+        "ADDS_ACTIVATIONS": int(not sizes.is_float4),
         "CHAINS": 2 if is_lone and run_parts > 1 else 1,
         "SLICE_STEPS": params.slice_steps(sizes),
         "IS_EVEN": int(params.is_even(sizes)),
@@ -96,93 +96,6 @@ def _constants(sizes: PackedSizes, params: PersistentParams) -> str:
         "PREFETCHED": params.prefetch,
     }
     return "\n".join(f"constexpr int {name} = {value};" for name, value in values.items())
-
-
-def _step(sizes: PackedSizes, codes: int4_fragments.Codes, dtype: str) -> str:
-    """Return the multiplication of a step by activations in registers, and the sums of these, by which zero points come off."""
-    ctype, widen = WIDEN[dtype]
-    zero = "static_cast<float>(zeros[place + {row}])" if sizes.has_zeros else "8.0f"
-    first, second = (f"-{unit}f * ({codes.base}f + {zero.format(row=row)})" for unit, row in zip(codes.units, (0, 8), strict=True))
-    values = {
-        "ctype": ctype,
-        "widen": widen,
-        "ones": ONES[dtype],
-        "name": codes.name,
-        "first_factor": 1 / codes.units[0],
-        "second_factor": 1 / codes.units[1],
-        "first_bias": first,
-        "second_bias": second,
-    }
-    return _STEP.format(**values)
-
-
-_STEP = """
-constexpr float FACTOR = {first_factor}f, SECOND_FACTOR = {second_factor}f;
-// A thread's fragments of a slice of activations, and their sums: those of as many elements along k as share a scale in a step.
-struct Slice {{
-  unsigned parts[FRAGMENTS][SLICE_STEPS * STEP / 8];
-  float totals[FRAGMENTS][SLICE_STEPS * STEP_SCALES][2];
-}};
-__device__ __forceinline__ void load_slice(Slice& slice, const Warp& warp, const unsigned char* activations) {{
-  const unsigned ones[4] = {{{ones}, {ones}, {ones}, {ones}}};
-#pragma unroll
-  for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {{
-#pragma unroll
-    for (int run = 0; run < SLICE_STEPS * STEP_SCALES; ++run) {{
-      float sums[4] = {{}};
-      if (has_step(warp, run / STEP_SCALES)) {{
-#pragma unroll
-        for (int part = run * RUN_PARTS; part < (run + 1) * RUN_PARTS; ++part) {{
-          unsigned* to = slice.parts[fragment] + part * 2;
-          if (part % 2 == 0) load_activations(to, activations, fragment * 8, part * 16, warp.lane);
-          mma(sums, ones, to);
-        }}
-      }}
-      slice.totals[fragment][run][0] = sums[0];
-      slice.totals[fragment][run][1] = sums[1];
-    }}
-  }}
-}}
-__device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4], const Slice& slice, int step, const unsigned char* stage,
-                                              int lane) {{
-  const unsigned char* zeros = stage + WEIGHT_BYTES + STEP_SCALES * ROWS * SCALE_BYTES;
-  const {ctype}* scales = reinterpret_cast<const {ctype}*>(stage + WEIGHT_BYTES);
-  uint4 words[TILES];
-#pragma unroll
-  for (int run = 0; run < STEP_SCALES; ++run) {{
-    // Chains of MMAs, none of which waits for another one.
-    float sums[TILES][FRAGMENTS][CHAINS][4] = {{}};
-#pragma unroll
-    for (int part = run * RUN_PARTS; part < (run + 1) * RUN_PARTS; ++part) {{
-#pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) {{
-        if (part % 4 == 0) words[tile] = *reinterpret_cast<const uint4*>(stage + (part / 4 * TILES + tile) * 512 + lane * 16);
-        const uint4 four = words[tile];
-        unsigned a[4], word = part % 4 == 0 ? four.x : part % 4 == 1 ? four.y : part % 4 == 2 ? four.z : four.w;
-        {name}(a, word);
-#pragma unroll
-        for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {{
-          mma(sums[tile][fragment][part % CHAINS], a, slice.parts[fragment] + (step * (STEP / 16) + part) * 2);
-        }}
-      }}
-    }}
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {{
-      int place = run * ROWS + tile * 16 + lane / 4;
-      float scale[2] = {{{widen}(scales[place]), {widen}(scales[place + 8])}}, bias[2] = {{{first_bias}, {second_bias}}};
-#pragma unroll
-      for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {{
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {{
-          float sum = sums[tile][fragment][0][i];
-          if (CHAINS == 2) sum += sums[tile][fragment][CHAINS - 1][i];
-          acc[tile][fragment][i] += (sum + bias[i / 2] * slice.totals[fragment][step * STEP_SCALES + run][i % 2]) * scale[i / 2];
-        }}
-      }}
-    }}
-  }}
-}}
-"""
 
 
 _KERNEL = """

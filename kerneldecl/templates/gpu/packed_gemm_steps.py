@@ -34,7 +34,7 @@ constexpr float FACTOR = {factor}f, SECOND_FACTOR = FACTOR;
 __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4], const unsigned char* stage,
                                               const unsigned char* activations, int lane) {{
   constexpr int GROUP_PARTS = STEP / 16 / STEP_SCALES;
-{_QUADS_SCALES.format(widen=widen)}
+{QUADS_SCALES.format(widen=widen)}
   float sums[TILES][FRAGMENTS][4];
   unsigned b[FRAGMENTS][4];
   uint4 words[TILES];
@@ -145,7 +145,7 @@ __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4],
 """
 
 
-_QUADS_SCALES = """  // Each of four lanes with the same rows widens the scales of every fourth group, and gives them to the others.
+QUADS_SCALES = """  // Each of four lanes with the same rows widens the scales of every fourth group, and gives them to the others.
   float own[TILES][(STEP_SCALES + 3) / 4][2];
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {{

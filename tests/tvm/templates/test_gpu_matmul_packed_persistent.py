@@ -28,6 +28,8 @@ ROOT = REPOSITORY
 PLAIN: dict[str, Value] = {
     "rows": 16, "step": 128, "warps": 4, "tiles": 3, "stages": 5, "held": 3, "split_k": 1, "bulk": 0, "prefetch": 0, "cover": 0,
 }  # fmt: skip
+MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "one row": ({"m": 1, "n": 128, "k": 1024}, {}),
     "one row in bulk, L2 prefetch across tiles, more stages than steps of a tile": (
@@ -62,6 +64,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
         {"m": 5, "n": 64, "k": 1344, "scales": "column", "zero_points": True},
         {"step": 64, "rows": 32, "tiles": 2, "held": 2, "warps": 6, "stages": 6},
     ),
+    "MXFP4, ten rows, bias": ({**MXFP4, "m": 10, "n": 80, "k": 1024, "epilogue": ("bias",)}, {"prefetch": 2, "stages": 8}),
+    "MXFP4, bfloat16, tiles of 32, an uneven cluster": (
+        {**MXFP4, "m": 3, "n": 112, "k": 1408, "dtype": "bfloat16"},
+        {"rows": 32, "split_k": 2, "bulk": 1, "stages": 6, "held": 1},
+    ),
+    "NVFP4, steps of 256": ({**NVFP4, "m": 1, "n": 80, "k": 2048}, {"step": 256, "bulk": 1}),
+    "NVFP4, bfloat16": ({**NVFP4, "m": 8, "n": 64, "k": 576, "dtype": "bfloat16", "tensor_scale": False}, {"step": 64, "stages": 9}),
     "groups of 512, longer than a warp's slice": ({"m": 2, "n": 48, "k": 1024, "group": 512}, {"step": 64}),
 }  # fmt: skip
 OF_EACH_KIND = (
@@ -157,7 +166,6 @@ def test_most_proposals_for_few_rows_are_persistent_and_differ(m: int) -> None:
     [
         ({"m": 8, "layout": "rows"}, {}),
         ({"m": 8, "scales": "tensor"}, {}),
-        ({"m": 8, "weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}, {}),
         ({"m": 17}, {}),
         ({"m": 8}, {"rows": 64}),
         ({"m": 8}, {"step": 32}),
