@@ -30,7 +30,7 @@ COPIES = ((0, 0, 0, 1.0), (0, 2, 1, 1.0), (1, 2, 1, 1.0), (0, 2, 0, 0.4), (1, 0,
 """Values of `bulk`, `prefetch` and `cover`, and the part of shared memory that stages take: each with some values of the others."""
 PLAIN_COPIES = ((0, 0, 0, 1.0), (0, 0, 1, 0.6))
 """The same for GPUs without bulk copies and PDL."""
-SAME_TILE = 3
+SAME_TILE = 4
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
 
 # Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.

@@ -166,6 +166,7 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
     fetch(warp, block + stage / SLICE_STEPS * BLOCKS, stage % SLICE_STEPS, stage);
     commit();
   }
+  if (ADDS_ACTIVATIONS) add_slice(slice, warp);
   int stage = 0, at = 0;
   unsigned turn = 0;
   for (int tile = block; tile < ROW_TILES; tile += BLOCKS, ++at) {

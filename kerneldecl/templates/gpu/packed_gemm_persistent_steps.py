@@ -13,7 +13,7 @@ from kerneldecl.templates.gpu.packed_gemm_steps import ONES, QUADS_SCALES, WIDEN
 
 
 def step_source(sizes: PackedSizes, dtype: str) -> tuple[str, str]:
-    """Return the CUDA of `load_slice` and `multiply_step`, with constants by which a lane multiplies its results, and what they call."""
+    """Return the CUDA of `load_slice`, `add_slice`, `multiply_step` and the factors of a lane's results, and what they call."""
     parts, helper = _float4_parts(sizes, dtype) if sizes.is_float4 else _int4_parts(sizes, dtype)
     return _STEP.format(ones=ONES[dtype], **parts), helper
 
@@ -57,6 +57,16 @@ struct Slice {{
   float totals[FRAGMENTS][SLICE_STEPS * STEP_SCALES][2];
 }};
 __device__ __forceinline__ void load_slice(Slice& slice, const Warp& warp, const unsigned char* activations) {{
+#pragma unroll
+  for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {{
+#pragma unroll
+    for (int part = 0; part < SLICE_STEPS * STEP / 16; part += 2) {{
+      bool is_own = has_step(warp, part / (STEP / 16));
+      if (is_own) load_activations(slice.parts[fragment] + part * 2, activations, fragment * 8, part * 16, warp.lane);
+    }}
+  }}
+}}
+__device__ __forceinline__ void add_slice(Slice& slice, const Warp& warp) {{
   const unsigned ones[4] = {{{ones}, {ones}, {ones}, {ones}}};
 #pragma unroll
   for (int fragment = 0; fragment < FRAGMENTS; ++fragment) {{
@@ -65,11 +75,7 @@ __device__ __forceinline__ void load_slice(Slice& slice, const Warp& warp, const
       float sums[4] = {{}};
       if (has_step(warp, run / STEP_SCALES)) {{
 #pragma unroll
-        for (int part = run * RUN_PARTS; part < (run + 1) * RUN_PARTS; ++part) {{
-          unsigned* to = slice.parts[fragment] + part * 2;
-          if (part % 2 == 0) load_activations(to, activations, fragment * 8, part * 16, warp.lane);
-          if (ADDS_ACTIVATIONS) mma(sums, ones, to);
-        }}
+        for (int part = run * RUN_PARTS; part < (run + 1) * RUN_PARTS; ++part) mma(sums, ones, slice.parts[fragment] + part * 2);
       }}
       slice.totals[fragment][run][0] = sums[0];
       slice.totals[fragment][run][1] = sums[1];
