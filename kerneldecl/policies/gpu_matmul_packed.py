@@ -1,11 +1,12 @@
 """Owns which warps, stages and split-K of a GEMM of few rows with packed 4-bit weights on mma.sync a GPU should try, and in which order.
 
-Knows nothing of TVM or of how the template applies them.
+Knows nothing of TVM, of how the templates apply them, or of the persistent form but what it is predicted to take.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, FIRST_PDL_CAPABILITY, SM_PARTITIONS, WARP_LANES
@@ -23,7 +24,8 @@ from kerneldecl.analysis.matmul_packed import (
 )
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu import packed_persistent
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved
 from kerneldecl.policies.gpu.tensor_core_model import multiplies_per_cycle
 from kerneldecl.policies.gpu.time_model import (
     BARRIER_SECS,
@@ -37,7 +39,7 @@ from kerneldecl.policies.gpu.time_model import (
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.shared.traffic import moved_bytes
 
-TEMPLATES = ("gpu_matmul_packed",)
+TEMPLATES = ("gpu_matmul_packed", "gpu_matmul_packed_persistent")
 KINDS = ("cuda",)
 HAS_TRACES = False
 
@@ -55,6 +57,8 @@ MIN_WARP_STEPS = 2
 """Steps of a warp at least."""
 SAME_TILE = 2
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
+OTHER_FORM_EVERY = 6
+"""One in this many proposals is of the form, persistent or not, that is predicted to be slower."""
 
 # Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
 
@@ -102,13 +106,16 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
-    """Yield the parameters, those with the least predicted time first."""
+    """Yield the parameters, those with the least predicted time first, but for every sixth, which is of the other form."""
     sizes, gpu = packed_of(space), arch.the_gpu
     if sizes is None or gpu.compute_capability < FIRST_CAPABILITY:
         return
     moved = moved_bytes(space)
-    found = (Estimate(params, _secs(sizes, params, gpu, moved), _tile(sizes, params, gpu)) for params in choices(sizes, gpu))
-    yield from best_first(found, SAME_TILE)
+    plain = (Estimate(params, _secs(sizes, params, gpu, moved), _tile(sizes, params, gpu)) for params in choices(sizes, gpu))
+    persistent = packed_persistent.estimates(sizes, gpu, moved)
+    forms = list(best_first(plain, SAME_TILE)), list(best_first(persistent, packed_persistent.SAME_TILE))
+    first, rivals = sorted(forms, key=lambda found: found[0].predicted_secs if found else math.inf)
+    yield from interleaved(first, rivals, every=OTHER_FORM_EVERY)
 
 
 def _tile(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> tuple[int, ...]:

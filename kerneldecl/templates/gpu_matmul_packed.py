@@ -33,11 +33,11 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.matmul_packed import FIRST_CAPABILITY, PackedParams, PackedSizes
+from kerneldecl.analysis.matmul_packed import FIRST_CAPABILITY, PackedParams
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.gpu.packed_gemm_kernel import PackedKernel, build
-from kerneldecl.templates.hopper.read_quantized import QuantizedGemm, read_quantized
+from kerneldecl.templates.gpu.packed_gemm_kernel import PackedKernel, build, sizes_of
+from kerneldecl.templates.hopper.read_quantized import read_quantized
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -47,20 +47,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     gpu = arch.the_gpu
     problem = read_quantized(mod) if gpu.compute_capability >= FIRST_CAPABILITY else None
     chosen = PackedParams(**{name: params[name] for name in PackedParams._fields if name in params})  # type: ignore[arg-type]
-    if problem is None or not _has_dense_rows(problem):
+    sizes = sizes_of(problem) if problem is not None else None
+    if problem is None or sizes is None or not chosen.fits(sizes, gpu):
         return None
-    sizes = _sizes(problem)
-    return build(PackedKernel(problem, sizes, chosen, supports_pdl(gpu))) if chosen.fits(sizes, gpu) else None
-
-
-def _sizes(problem: QuantizedGemm) -> PackedSizes:
-    weights = problem.weights
-    _, m, n, k = problem.gemm.extents
-    return PackedSizes(m, n, k, weights.group, str(weights.scales.dtype), weights.zeros is not None)
-
-
-def _has_dense_rows(problem: QuantizedGemm) -> bool:
-    """Say whether rows of activations follow each other, contiguous along k, and sums are float32."""
-    a, k = problem.gemm.a, problem.gemm.extents[3]
-    is_dense = a.columns == (k, 1) and (a.rows[0] == 1 or a.rows[1] == k)
-    return is_dense and problem.gemm.contraction.accum_dtype == "float32"
+    return build(PackedKernel(problem, sizes, chosen, supports_pdl(gpu)))

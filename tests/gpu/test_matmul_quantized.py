@@ -36,6 +36,17 @@ IN_BULK: tuple[dict[str, Any], ...] = (
     {"rows": 64, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1, "stream": 1, "bulk": 1, "prefetch": 1},
     {"rows": 32, "warps_n": 4, "warps_k": 2, "stages": 3, "split_k": 2, "stream": 0, "bulk": 1, "prefetch": 0},
 )
+PERSISTENT: tuple[dict[str, Any], ...] = tuple(
+    {"rows": 16, "step": 128, "warps": 8, "tiles": 4, "stages": 8, "held": 4, "split_k": 1, "bulk": 0, "prefetch": 0, "cover": 0, **each}
+    for each in (
+        {},
+        {"bulk": 1, "prefetch": 2, "held": 1},
+        {"rows": 32, "tiles": 3, "held": 2, "stages": 5, "prefetch": 2},
+        {"step": 256, "stages": 4, "warps": 4, "bulk": 1},
+        {"split_k": 2, "warps": 4, "stages": 12, "tiles": 7, "held": 2, "cover": 1},
+        {"split_k": 4, "warps": 4, "tiles": 5, "held": 5, "bulk": 1, "prefetch": 1},
+    )
+)
 OTHERS: dict[str, dict[str, Any]] = {
     "bfloat16, zero points, groups of 32": {"m": 40, "dtype": "bfloat16", "zero_points": True, "group": 32},
     "columns, bias and residual": {"m": 17, "scales": "column", "epilogue": ["bias", "add"]},
@@ -59,6 +70,28 @@ CASES = [
     *(
         Case(f"int4, {m} rows by mma.sync in bulk", "matmul_quantized", INT4 | {"m": m}, given("gpu_matmul_packed", *IN_BULK))
         for m in (1, 9)
+    ),
+    *(
+        Case(
+            f"int4, {m} rows by mma.sync, persistent",
+            "matmul_quantized",
+            {"n": 8192, "k": 8192, "layout": "packed", "m": m},
+            proposed("gpu_matmul_packed", step=4),
+        )
+        for m in (1, 8, 16)
+    ),
+    *(
+        Case(f"{name}, by mma.sync, persistent", "matmul_quantized", INT4 | attrs, given("gpu_matmul_packed_persistent", *PERSISTENT))
+        for name, attrs in (
+            ("int4, 5 rows", {"m": 5}),
+            ("MXFP4, 5 rows", {**MXFP4, "m": 5}),
+            ("NVFP4, 5 rows, bfloat16", {**NVFP4, "m": 5, "dtype": "bfloat16"}),
+            ("groups of 64, bfloat16, zero points", {"m": 3, "n": 1040, "dtype": "bfloat16", "zero_points": True, "group": 64}),
+            (
+                "columns, k that warps divide unevenly, bias and residual",
+                {"m": 2, "k": 2304, "scales": "column", "epilogue": ["bias", "add"]},
+            ),
+        )
     ),
     *(
         Case(f"{name}, by mma.sync", "matmul_quantized", INT4 | attrs, proposed("gpu_matmul_packed", step=9))

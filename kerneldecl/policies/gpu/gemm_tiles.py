@@ -73,12 +73,12 @@ def _fastest_first(found: Iterable[Group | Estimate]) -> Iterator[Estimate]:
                 heapq.heappush(waiting, (each.secs, next(numbers), each))
 
 
-def interleaved(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:
-    """Yield the first policy's proposals with a rival in every RIVAL_EVERY-th place, and what is left of either."""
+def interleaved(first: Iterable[Proposal], rivals: Iterable[Proposal], *, every: int = RIVAL_EVERY) -> Iterator[Proposal]:
+    """Yield the first policy's proposals with a rival in each place that `every` divides, and what is left of either."""
     own, others = iter(first), iter(rivals)
     for proposal in own:
         yield proposal
-        yield from itertools.islice(own, RIVAL_EVERY - 2)
+        yield from itertools.islice(own, every - 2)
         yield from itertools.islice(others, 1)
     yield from others
 

@@ -8,10 +8,13 @@ lane copies all rows of a tile along k at once, and the warp waits at an mbarrie
 
 from __future__ import annotations
 
+from kerneldecl.templates.gpu.packed_gemm_instructions import BARRIERS, COPY, NO_BARRIERS
+
 
 def copies_source(*, is_bulk: bool) -> str:
     """Return CUDA of `fetch`, which starts the copies of a step, and of how a warp prepares for copies and waits for weights."""
-    return f"{_WARP}{_BULK if is_bulk else _LANES}{_FETCH}"
+    by_kind = f"\n{BARRIERS}{_BULK}" if is_bulk else f"\n{NO_BARRIERS}{_LANES}"
+    return f"{_WARP}{COPY}{_WEIGHTS_OF}{by_kind}{_FETCH}"
 
 
 _WARP = """
@@ -23,18 +26,15 @@ struct Warp {
 };
 // Where blocks have more rows than there are, neighbours share some.
 __device__ __forceinline__ int first_row(int block) { return BLOCKS == 1 ? 0 : block * ((N - BLOCK_ROWS) / 16) / (BLOCKS - 1) * 16; }
-__device__ __forceinline__ void copy(const void* to, const void* from) {
-  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
-}
+"""
+
+_WEIGHTS_OF = """\
 __device__ __forceinline__ const unsigned char* weights_of(const Warp& warp, int step) {
   return warp.values + warp.row * 32 + step * (TILES_K * N * 32);
 }
 """
 
-_LANES = """
-__device__ __forceinline__ void start_copies(Warp&, unsigned char*, int) {}
-__device__ __forceinline__ void wait_for_weights(const Warp&, int, unsigned) {}
+_LANES = """\
 template <int BYTES>
 __device__ __forceinline__ void fetch_factors(const Warp& warp, unsigned char* to, const unsigned char* from, int step) {
   constexpr int VECTORS = ROWS * BYTES / 16;
@@ -58,30 +58,7 @@ __device__ __forceinline__ void fetch_weights(const Warp& warp, unsigned char* t
 }
 """
 
-_BULK = """
-__device__ __forceinline__ void start_copies(Warp& warp, unsigned char* shared, int number) {
-  warp.barriers = static_cast<unsigned>(__cvta_generic_to_shared(shared)) + BARRIERS + number * STAGES * 8;
-  if (warp.lane == 0) {
-#pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(warp.barriers + stage * 8) : "memory");
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-  }
-  __syncwarp();
-}
-__device__ __forceinline__ void wait_for_weights(const Warp& warp, int stage, unsigned turn) {
-  unsigned is_done = 0;
-  while (!is_done) {
-    asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.b32 %0, 1, 0, done; }"
-                 : "=r"(is_done) : "r"(warp.barriers + stage * 8), "r"(turn) : "memory");
-  }
-}
-__device__ __forceinline__ void copy_bulk(const void* to, const void* from, int bytes, unsigned barrier) {
-  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               : : "r"(at), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
+_BULK = """\
 template <int BYTES>
 __device__ __forceinline__ void fetch_factors(const Warp& warp, unsigned char* to, const unsigned char* from, int step, unsigned barrier) {
 #pragma unroll

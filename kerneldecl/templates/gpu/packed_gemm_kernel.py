@@ -46,14 +46,23 @@ class PackedKernel:
         return self.params.warps_k, self.sizes.m, self.params.block_rows + PARTIAL_PADDING
 
 
-def _flat(buffer: Any) -> Any:
+def sizes_of(problem: QuantizedGemm) -> PackedSizes | None:
+    """Return the sizes of a GEMM whose sums are float32 and whose rows of activations follow each other, contiguous along k; else None."""
+    a, weights, (_, m, n, k) = problem.gemm.a, problem.weights, problem.gemm.extents
+    is_dense = a.columns == (k, 1) and (a.rows[0] == 1 or a.rows[1] == k)
+    if not is_dense or problem.gemm.contraction.accum_dtype != "float32":
+        return None
+    return PackedSizes(m, n, k, weights.group, str(weights.scales.dtype), weights.zeros is not None)
+
+
+def flat(buffer: Any) -> Any:
     """Return a pointer to an argument's first element."""
     count = math.prod(int(extent) for extent in buffer.shape)
     return T.decl_buffer((count,), str(buffer.dtype), data=buffer.data).ptr_to([0])
 
 
 @T.inline
-def _meet():
+def meet():
     """Have the thread blocks of a cluster wait for each other."""
     T.ptx.barrier.cluster.arrive.release.aligned()
     T.ptx.barrier.cluster.wait.acquire.aligned()
@@ -98,14 +107,14 @@ def _finish(kernel, partials, block, rank, thread):
             if own < kernel.results:
                 _add_warps(kernel, partials, own // rows, own % rows, total)
                 partials[0, own // rows, own % rows] = total[0]
-        _meet()
+        meet()
         for i in T.serial(-(-kernel.results // (params.threads * params.split_k))):
             at = T.meta_var((i * params.split_k + rank) * params.threads + thread)
             if at < kernel.results:
                 _add_cluster(kernel, partials, at // rows, at % rows, total)
                 _store(kernel, total[0], at // rows, first_row + at % rows)
         # No thread block leaves while others still read its shared memory.
-        _meet()
+        meet()
     else:
         for i in T.serial(-(-kernel.results // params.threads)):
             at = T.meta_var(i * params.threads + thread)
@@ -127,10 +136,10 @@ def _run(kernel, ids):
     partials = pool.alloc(kernel.partial_shape, "float32", align=VECTOR_BYTES)
     pool.move_base_to(end)
     pool.commit()
-    values = T.meta_var(_flat(weights.values))
-    scales = T.meta_var(_flat(weights.scales))
-    zeros = T.meta_var(scales if weights.zeros is None else _flat(weights.zeros))
-    activations = T.meta_var(_flat(kernel.problem.gemm.a.buffer))
+    values = T.meta_var(flat(weights.values))
+    scales = T.meta_var(flat(weights.scales))
+    zeros = T.meta_var(scales if weights.zeros is None else flat(weights.zeros))
+    activations = T.meta_var(flat(kernel.problem.gemm.a.buffer))
     if kernel.pdl:
         # The next kernel may start as soon as SMs have room: it waits, as this one does, until its preceding kernel has ended.
         T.ptx.griddepcontrol.launch_dependents()

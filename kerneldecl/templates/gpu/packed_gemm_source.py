@@ -13,6 +13,7 @@ import hashlib
 from kerneldecl.analysis.matmul_packed import BY_ROUNDS, BY_STEPS, PADDING_BYTES, PARTIAL_PADDING, PackedParams, PackedSizes
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
 from kerneldecl.templates.gpu.packed_gemm_copies import copies_source
+from kerneldecl.templates.gpu.packed_gemm_instructions import COMMITS, PREFETCH_LINE, mma_source
 from kerneldecl.templates.gpu.packed_gemm_steps import step_source
 
 
@@ -22,22 +23,14 @@ def multiply_source(sizes: PackedSizes, params: PackedParams, dtype: str) -> tup
     Their arguments are weights, scales and zero points, for the second then the activations and shared memory, then the block of rows, the
     thread block's rank in its cluster, warp and lane. Partial results are [warp along k, row of activations, row of weights].
     """
-    mma = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     multiply, helper = step_source(sizes, params, dtype)
     body = f"""
 {_constants(sizes, params)}
-__device__ __forceinline__ void load_activations(unsigned* b, const unsigned char* activations, int column, int k, int lane) {{
-  const unsigned char* from = activations + min(column + lane % 8, M - 1) * PITCH + (k + lane / 8 * 8) * 2;
-  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(from));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%0, %1, %2, %3}}, [%4];"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at) : "memory");
-}}
-__device__ __forceinline__ void mma(float* c, const unsigned* a, const unsigned* b) {{
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{mma}.{mma}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}}
-{copies_source(is_bulk=bool(params.bulk))}
+{mma_source(dtype)}{copies_source(is_bulk=bool(params.bulk))}
 {multiply}
+
+{COMMITS}
+{PREFETCH_LINE}
 {_KERNEL}
 """
     space = f"kd_packed_{hashlib.sha256((helper + body).encode()).hexdigest()[:12]}"
@@ -97,13 +90,7 @@ def _constants(sizes: PackedSizes, params: PackedParams) -> str:
     return "\n".join(f"constexpr int {name} = {value};" for name, value in values.items())
 
 
-_KERNEL = """
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory"); }
-
-__device__ __forceinline__ void prefetch_line(const unsigned char* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
-
+_KERNEL = """\
 __device__ __forceinline__ void prefetch(const void* values, const void* scales, const void* zeros, int block, int rank, int number,
                                          int lane) {
   Warp warp{};

@@ -13,7 +13,7 @@ from kerneldecl.compiler.intrinsics import float4_fragments, int4_fragments
 
 WIDEN = {"float16": ("half", "__half2float"), "bfloat16": ("__nv_bfloat16", "__bfloat162float")}
 """CUDA's names of a dtype and of the function that makes float32 of it."""
-_ONES = {"float16": "0x3c003c00u", "bfloat16": "0x3f803f80u"}
+ONES = {"float16": "0x3c003c00u", "bfloat16": "0x3f803f80u"}
 """A register of operand A that is 1 and 1."""
 
 
@@ -34,7 +34,7 @@ constexpr float FACTOR = {factor}f, SECOND_FACTOR = FACTOR;
 __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4], const unsigned char* stage,
                                               const unsigned char* activations, int lane) {{
   constexpr int GROUP_PARTS = STEP / 16 / STEP_SCALES;
-{_QUADS_SCALES.format(widen=widen)}
+{QUADS_SCALES.format(widen=widen)}
   float sums[TILES][FRAGMENTS][4];
   unsigned b[FRAGMENTS][4];
   uint4 words[TILES];
@@ -83,7 +83,7 @@ def _int4_sums(sizes: PackedSizes, dtype: str) -> tuple[str, str]:
     values = {
         "ctype": ctype,
         "widen": widen,
-        "ones": _ONES[dtype],
+        "ones": ONES[dtype],
         "name": codes.name,
         "first_factor": 1 / codes.units[0],
         "second_factor": 1 / codes.units[1],
@@ -145,7 +145,7 @@ __device__ __forceinline__ void multiply_step(float (&acc)[TILES][FRAGMENTS][4],
 """
 
 
-_QUADS_SCALES = """  // Each of four lanes with the same rows widens the scales of every fourth group, and gives them to the others.
+QUADS_SCALES = """  // Each of four lanes with the same rows widens the scales of every fourth group, and gives them to the others.
   float own[TILES][(STEP_SCALES + 3) / 4][2];
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {{

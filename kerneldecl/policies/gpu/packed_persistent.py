@@ -1,0 +1,184 @@
+"""Owns which persistent kernels of a GEMM of few rows with packed 4-bit weights a GPU should try, and how long each is predicted to take.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, FIRST_PDL_CAPABILITY, SM_PARTITIONS
+from kerneldecl.analysis.matmul_packed import BARRIER_BYTES, PackedSizes
+from kerneldecl.analysis.matmul_packed_persistent import MAX_PERSISTENT_STAGES, STEPS, TILES, PersistentParams
+from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
+from kerneldecl.model import Gpu
+from kerneldecl.policies.gpu.gemm_tiles import Estimate
+from kerneldecl.policies.gpu.tensor_core_model import multiplies_per_cycle
+from kerneldecl.policies.gpu.time_model import BARRIER_SECS, COMBINE_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
+from kerneldecl.policies.hopper import time_model as model
+
+WARPS = (4, 8, 16)
+MANY_WARPS = 16
+SPLIT_K = (1, 2, 4, 8)
+MIN_TURNS = 2
+"""Tiles of a thread block at least: with one there is nothing that activations in registers would be kept for."""
+FEW_BYTES = 1 << 16
+"""Bytes of partial results up to which those of all tiles wait for the end."""
+COPIES = ((0, 0, 0, 1.0), (0, 2, 1, 1.0), (1, 2, 1, 1.0), (0, 2, 0, 0.4), (1, 0, 1, 0.6))
+"""Values of `bulk`, `prefetch` and `cover`, and the part of shared memory that stages take: each with some values of the others."""
+PLAIN_COPIES = ((0, 0, 0, 1.0), (0, 0, 1, 0.6))
+"""The same for GPUs without bulk copies and PDL."""
+SAME_TILE = 4
+"""Proposals of one tile at most; see `gemm_tiles.best_first`."""
+
+# Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
+
+STEP_INSTRUCTIONS, BULK_STEP_INSTRUCTIONS = 47.0, 67.0
+"""For a step: the loop, addresses, copies."""
+TILE_INSTRUCTIONS = 21.0
+"""For 16 rows and 64 elements along k: 16 registers of fragments, each a logic operation, a shift for four, and the load of all."""
+FLOAT4_TILE_INSTRUCTIONS = 66.0
+"""The same of float4_e2m1fn: 51 for float16, 66 for bfloat16, as in `gpu_matmul_packed`."""
+RUN_INSTRUCTIONS = 8.0
+"""For the scales of 16 rows that a step has along k."""
+LOAD_INSTRUCTIONS = 3.0
+"""For 16 elements along k of eight rows of activations, once: half an ldmatrix, an MMA that adds them up, copies."""
+ISSUE_SHARE = 0.8
+"""Part of an SM's cycles in which its schedulers find an instruction to issue. Assumed."""
+MMA_CYCLES = 33.0
+"""Cycles for which an MMA waits for the one before it. Assumed."""
+WARP_CYCLES = 2.0
+"""Cycles between instructions of one warp. Assumed: code of a step is unrolled, so that more of it is independent than in a loop."""
+FEW_WARPS_SECS = 0.4e-6
+"""Seconds that each halving of the warps below sixteen costs. Less than measured with `gpu_matmul_packed`: half as many warps along k took
+2 to 3.5 us longer (1 and 16 x 8192 x 8192; H200, 2026-11), but had long steps."""
+LOAD_LATENCY_SECS = 1.0e-6
+"""Seconds from a copy to its arrival, while all SMs load. Assumed."""
+START_SECS = 0.2e-6
+"""Seconds from the start of thread blocks to the first arrivals. Assumed: one row is predicted to take 10.0 us, where `gpu_gemv_i4`, whose
+warps walk over rows in the same way, took 9.54 (1 x 8192 x 8192; H200, 2026-11)."""
+IDLE_SHARE = 0.3
+"""Part of the time for which DRAM would have nothing to do while activations come that it has not: thread blocks start one after another.
+Assumed."""
+BULK_SECS = 0.05e-6
+"""Seconds that bulk copies of half a kilobyte cost. Assumed."""
+PREFETCH_SECS = 0.02e-6
+"""Seconds that each step of L2 prefetch costs. Assumed: as those of `gpu_matmul_packed`, whose steps are larger."""
+CLUSTER_SHARE = 0.5
+"""Part of what clusters of GEMMs on wgmma wait for each other: here they do so at the end only."""
+CROWDED_SECS = 2.5e-6
+"""Seconds that PDL costs where an SM has room for a thread block of the next kernel beside its own: see `gpu_matmul_packed`."""
+OVERLAP = 4.0
+"""Exponent of the p-norm of times that overlap. Assumed."""
+
+
+def estimates(sizes: PackedSizes, gpu: Gpu, moved: int) -> Iterator[Estimate]:
+    """Yield the search space with predicted times; `moved` are the bytes that must come from DRAM."""
+    for params in choices(sizes, gpu):
+        yield Estimate(params, _secs(sizes, params, gpu, moved), _tile(params))
+
+
+def _tile(params: PersistentParams) -> tuple[int, ...]:
+    """Return what decides how activations are divided and in which steps weights come."""
+    return params.rows, params.step, params.warps, params.split_k
+
+
+def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PersistentParams]:
+    """Yield the search space: thread blocks that an SM each has room for, with as many stages as fit, or some fewer."""
+    has_clusters = gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY
+    copies, splits = (COPIES, SPLIT_K) if has_clusters else (PLAIN_COPIES, SPLIT_K[:1])
+    steps = [step for step in STEPS if sizes.k % step == 0]
+    for rows, step, warps, split_k in itertools.product(TILES, steps[-2:], WARPS, splits):
+        clusters = model.resident_clusters(gpu, split_k) if split_k > 1 else gpu.sm_count
+        row_tiles = -(-sizes.n // rows)
+        turns = -(-row_tiles // clusters)
+        base = PersistentParams(rows, step, warps, turns, 2, turns, split_k)
+        if turns < MIN_TURNS or warps * split_k > base.steps(sizes):
+            continue
+        copied = itertools.product(_held(sizes, base), copies)
+        found = dict.fromkeys(_with_copies(sizes, base._replace(held=held), gpu, each) for held, each in copied)
+        yield from (params for params in found if params.fits(sizes, gpu))
+
+
+def _with_copies(sizes: PackedSizes, base: PersistentParams, gpu: Gpu, copies: tuple[int, int, int, float]) -> PersistentParams:
+    """Return the parameters with one of COPIES; `cover` is 0 where there is nothing to cover."""
+    bulk, prefetch, cover, part = copies
+    tile = base._replace(bulk=bulk, prefetch=prefetch)
+    plain = tile._replace(stages=_stages(sizes, tile, gpu, part))
+    covering = plain._replace(cover=cover)
+    return covering if covering.fits(sizes, gpu) else plain
+
+
+def _held(sizes: PackedSizes, base: PersistentParams) -> list[int]:
+    """Return of how many tiles partial results may be held: all if these are few bytes, else one or two."""
+    return [base.tiles] if base.sum_bytes(sizes) <= FEW_BYTES else [held for held in (1, 2) if held < base.tiles]
+
+
+def _stages(sizes: PackedSizes, tile: PersistentParams, gpu: Gpu, part: float) -> int:
+    """Return the stages of a part of shared memory, and no more than a warp has steps."""
+    left = part * gpu.smem_per_block_optin_bytes - tile.sum_bytes(sizes) - tile.round_bytes(sizes)
+    fitting = int(left) // (tile.warps * (tile.stage_bytes(sizes) + BARRIER_BYTES))
+    return min(fitting, MAX_PERSISTENT_STAGES, tile.tiles * tile.slice_steps(sizes) + 1)
+
+
+def _secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, moved: int) -> float:
+    """Return a p-norm of the times of DRAM, L2, an SM's copies, schedulers and tensor cores, a warp by itself, and copies' latency."""
+    resident = occupancy(gpu, params.threads, params.registers(sizes), params.smem_bytes(sizes))
+    if not resident:
+        return float("inf")
+    blocks, cycle = params.blocks(sizes) * params.split_k, 1 / gpu.clock_hz
+    warp_steps = params.tiles * params.slice_steps(sizes)
+    block_steps, instructions = params.warps * warp_steps, _instructions(sizes, params)
+    activation_bytes = params.warps * params.activation_bytes(sizes)
+    block_bytes = block_steps * params.stage_bytes(sizes) + activation_bytes
+    multiplies = params.rows * params.step * sizes.fragments * 8
+    loading = LOAD_INSTRUCTIONS * params.slice_steps(sizes) * params.step / 16 * sizes.fragments
+    issued = params.warps * (warp_steps * instructions + loading)
+    chained = params.step / 16 * MMA_CYCLES / (params.rows // TILE_ROWS * sizes.fragments)
+    times = (
+        moved / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        blocks * block_bytes / gpu.l2_bytes_per_s,
+        block_bytes / SM_BYTES_PER_CLOCK * cycle,
+        issued / (SM_PARTITIONS * ISSUE_SHARE) * cycle,
+        block_steps * multiplies / multiplies_per_cycle(gpu, "float16", "float32") * cycle,
+        warp_steps * (chained + WARP_CYCLES * instructions) * cycle,
+        warp_steps / (params.stages - 1) * LOAD_LATENCY_SECS,
+    )
+    # The last arrivals are multiplied alone.
+    tail_secs = params.warps * instructions / (SM_PARTITIONS * ISSUE_SHARE) * cycle
+    once_secs = _once_secs(sizes, params, gpu, has_room=resident > -(-blocks // gpu.sm_count))
+    return p_norm(*times, exponent=OVERLAP) + tail_secs + _idle_secs(sizes, params, gpu) + once_secs
+
+
+def _instructions(sizes: PackedSizes, params: PersistentParams) -> float:
+    """Return the instructions of a warp for a step."""
+    row_tiles, k_tiles = params.rows // TILE_ROWS, params.step // TILE_K
+    step = BULK_STEP_INSTRUCTIONS if params.bulk else STEP_INSTRUCTIONS
+    values = FLOAT4_TILE_INSTRUCTIONS if sizes.is_float4 else TILE_INSTRUCTIONS
+    run = RUN_INSTRUCTIONS + (4 if sizes.is_float4 else 8) * sizes.fragments
+    return step + row_tiles * (k_tiles * (values + 4 * sizes.fragments) + params.step_scales(sizes) * run)
+
+
+def _idle_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu) -> float:
+    """Return for how long DRAM has nothing to do: activations are on their way, and the weights have come whose stages they leave free."""
+    cycle, blocks = 1 / gpu.clock_hz, params.blocks(sizes) * params.split_k
+    # All thread blocks read the same lines of L2 at once, beside the first weights.
+    own_secs = params.warps * params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle
+    ahead = params.stages - 1 if params.cover else max(params.free_stages(sizes), params.prefetch)
+    ahead_bytes = blocks * params.warps * ahead * params.stage_bytes(sizes)
+    return IDLE_SHARE * max(0.0, LOAD_LATENCY_SECS + own_secs - ahead_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE))
+
+
+def _once_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, *, has_room: bool) -> float:
+    """Return the seconds that a kernel takes once: its launch, the first arrivals, the sums over warps and thread blocks."""
+    has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
+    secs = model.launch_secs(gpu, has_pdl=has_pdl) + (CROWDED_SECS if has_pdl and has_room else 0.0)
+    # Those of rounds before the last one are added up while weights come.
+    partial_bytes = 2 * params.warps * params.held * params.tile_bytes(sizes)
+    secs += START_SECS + COMBINE_SECS + BARRIER_SECS * -(-params.tiles // params.held)
+    secs += partial_bytes / gpu.smem_bytes_per_clock_per_sm / gpu.clock_hz
+    secs += FEW_WARPS_SECS * math.log2(MANY_WARPS / params.warps)
+    secs += BULK_SECS * params.bulk + PREFETCH_SECS * (params.prefetch + params.cover)
+    return secs + (CLUSTER_SHARE * model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (params.split_k - 1) if params.split_k > 1 else 0.0)
