@@ -61,18 +61,24 @@ def _init_barriers(kernel, smem):
 
 
 @T.inline
+def _prefetch(cta, is_its_warp):
+    """Have one thread of a warp prefetch the first k-tiles of the CTA's tile."""
+    if is_its_warp:
+        if T.cuda.elect_sync():
+            upcoming = TileScheduler(cta.kernel, cta.first, cta.kernel.clusters)
+            prefetch_k_tiles(cta, upcoming)
+        T.cuda.warp_sync()
+
+
+@T.inline
 def _wait_for_preceding(cta, is_first_warp):
     """Wait for the preceding kernel where this one may start before it has ended (PDL), and prefetch the first k-tiles meanwhile."""
     kernel = T.meta_var(cta.kernel)
     if kernel.params.pdl == 1 or kernel.params.workspace == 1:
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
-    if kernel.prefetched_k_tiles > 0:
-        if is_first_warp:
-            if T.cuda.elect_sync():
-                upcoming = TileScheduler(kernel, cta.first, kernel.clusters)
-                prefetch_k_tiles(cta, upcoming)
-            T.cuda.warp_sync()
+    if kernel.prefetched_k_tiles > 0 and kernel.early_k_tiles == 0:
+        _prefetch(cta, is_first_warp)
     if kernel.is_pdl_secondary:
         T.ptx.griddepcontrol.wait()
 
@@ -243,6 +249,10 @@ def _run(kernel, maps, ids, workspace):
             tile_operand=tile_operand,
         )
     )
+    if kernel.early_k_tiles > 0 and kernel.prefetched_k_tiles > 0:
+        # DRAM idles until then, so that the prefetch waits neither for barriers nor for the cluster.
+        starting = T.meta_var(Cta(kernel=kernel, maps=maps, smem=smem, ids=ids, consumer=None))
+        _prefetch(starting, (ids.warpgroup == 0) & (ids.warp == 0))
     _init_barriers(kernel, smem)
     consumer: T.let = ids.warpgroup - 1
     cta = T.meta_var(Cta(kernel=kernel, maps=maps, smem=smem, ids=ids, consumer=consumer))
