@@ -47,11 +47,14 @@ RASTER_GROUP = 16
 SCHEDULES = ("cooperative", "staggered")
 """Values of `kernel_schedule`, the second one of two consumers whose CTAs have several tiles."""
 MIN_STAGES = 3
-EARLY_BYTES = 48 * 1024
-"""Bytes of weights that a CTA prefetches to L2 as it starts, about: what DRAM delivers while the preceding kernel ends. Assumed."""
+STREAMING_STAGES = 6
+"""Stages beside which accumulators may have room of their own where weights come from DRAM: consumers hold two of them. Assumed."""
+EARLY_BYTES = (48 * 1024, 96 * 1024)
+"""Bytes of weights that a CTA may prefetch to L2 as it starts, about: what DRAM delivers in 1.4 and 2.8 us, while the preceding kernel ends
+and this one's pipeline fills."""
 L2_FETCHES = (128, 256)
 """Values of `l2_fetch` where weights come from DRAM."""
-SAME_TILE, SAME_STREAMING_TILE = 2, 3
+SAME_TILE, SAME_STREAMING_TILE = 2, 4
 """Proposals of one tile at most, and of one whose weights come from DRAM; see `gemm_tiles.best_first`."""
 ALIGN = 16
 """Bytes of which TMA's rows are multiples."""
@@ -178,20 +181,22 @@ def _launched(problem: Problem, tiling: Tiling, gpu: Gpu, *, has_waves: bool) ->
     yield from (tiling._replace(pdl=pdl) for pdl in ((1,) if has_waves else (0, 1)))
     if has_waves or not problem.streams_weights(gpu):
         return
-    k_tiles = problem.k // BLOCK
-    early = min(MAX_STAGES, -(-k_tiles // tiling.split_k), max(1, round(EARLY_BYTES / (tiling.block_n * BLOCK))))
-    for prefetch, l2_fetch in itertools.product((0, early), L2_FETCHES):
-        if prefetch or l2_fetch != L2_FETCHES[0]:
-            yield tiling._replace(pdl=1, prefetch=prefetch, l2_fetch=l2_fetch)
+    most = min(MAX_STAGES, -(-problem.k // (BLOCK * tiling.split_k)))
+    less, more = (min(most, max(1, round(size / (tiling.block_n * BLOCK)))) for size in EARLY_BYTES)
+    usual, wide = L2_FETCHES
+    for prefetch, l2_fetch in ((0, wide), (less, usual), (less, wide), *([(more, wide)] if more > less else [])):
+        yield tiling._replace(pdl=1, prefetch=prefetch, l2_fetch=l2_fetch)
 
 
 def _staged(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
     """Yield a tiling with as many stages as fit, and as fit without the accumulators that a cluster reduces."""
     most = min(MAX_STAGES, -(-problem.k // (BLOCK * tiling.split_k)) + 1)
     beside = min(most, _fitting_stages(problem, tiling, gpu))
-    yield tiling._replace(stages=beside)
     in_place = min(most, (gpu.smem_per_block_optin_bytes - RESERVED_SMEM_BYTES) // _stage_bytes(tiling))
-    if in_place > beside and tiling.split_k > 1 and not tiling.workspace and problem.streams_weights(gpu):
+    has_both = in_place > beside and tiling.split_k > 1 and not tiling.workspace and problem.streams_weights(gpu)
+    if not has_both or beside >= STREAMING_STAGES:
+        yield tiling._replace(stages=beside)
+    if has_both:
         yield tiling._replace(stages=in_place)
 
 
@@ -230,7 +235,10 @@ def _estimate(problem: Problem, tiling: Tiling, gpu: Gpu) -> Estimate:
 
 
 def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
-    """Return a p-norm of the times of DRAM, of L2, of the SMs and of loads' latency."""
+    """Return a p-norm of the times of DRAM, of L2, of the SMs and of loads' latency.
+
+    A consumer gives a stage back once it multiplies the next one: with two sets of registers it holds two stages.
+    """
     tiles = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n)
     k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
     ctas, at_once = tiles * tiling.split_k, _ctas_at_once(tiling, gpu)
@@ -247,7 +255,7 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
         turns * tensor_cycles * cycle,
         turns * smem_cycles * cycle,
         turns * consumer_cycles * cycle,
-        turns * model.LOAD_LATENCY_SECS / (tiling.stages - 1),
+        turns * model.LOAD_LATENCY_SECS / (tiling.stages - tiling.partials),
     )
     epilogue = waves * _epilogue_cycles(problem, tiling) * cycle if tiling.split_k == 1 else 0
     early = min(EARLY_SECS, ctas * tiling.prefetch * tiling.block_n * BLOCK / (gpu.dram_bytes_per_s * DRAM_SHARE))
