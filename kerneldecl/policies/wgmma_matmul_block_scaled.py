@@ -56,8 +56,6 @@ L2_FETCHES = (128, 256)
 """Values of `l2_fetch` where weights come from DRAM."""
 SAME_TILE, SAME_STREAMING_TILE = 2, 4
 """Proposals of one tile at most, and of one whose weights come from DRAM; see `gemm_tiles.best_first`."""
-ALIGN = 16
-"""Bytes of which TMA's rows are multiples."""
 MMA_ELEMENTS_PER_CYCLE = 4096.0
 """Multiply-adds of 8 bits that an SM's tensor cores start in a cycle (H100 whitepaper)."""
 SMEM_BYTES_PER_CYCLE = 128.0
@@ -74,10 +72,11 @@ UNEVEN_FACTOR = 1.1
 widths alike, in two GEMMs of 4096 rows (H200, 2026-11)."""
 MULTICAST_FACTOR = 1.1
 """Ratio of DRAM's times where CTAs of a cluster wait for each other's stages: 1.05 and 1.17 for 64 rows (H200, 2026-11)."""
-L2_FETCH_FACTOR = 0.98
+L2_FETCH_FACTOR = 0.99
 """Ratio of DRAM's times where L2 fetches 256 bytes at once rather than 128: fewer of its rows are opened. Assumed."""
-EARLY_SECS = 8e-7
-"""Seconds of DRAM's at most that an early prefetch saves. Assumed."""
+EARLY_SECS = 3e-7
+"""Seconds of DRAM's at most that an early prefetch saves. Assumed, and little: float16 GEMMs of few rows gained nothing by a prefetch of
+weights that waited for barriers."""
 L2_RATE_FACTOR = 1.5
 """Multiple of L2's rate at which it delivers what several SMs read."""
 OVERLAP = 4.0
@@ -143,7 +142,7 @@ def problem_of(space: IterSpace, gpu: Gpu) -> Problem | None:
     values = read - scales
     dtypes = {dtype for dtype, _ in values}
     is_scaled = scales <= read and {shape for _, shape in values} == {(m, k), (n, k)} and len(dtypes) == 1 and dtypes <= {*DTYPES}
-    if not is_scaled or k % BLOCK or m * dtype_bytes("float32") % ALIGN:
+    if not is_scaled or k % BLOCK:
         return None
     return Problem(m, n, k, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space))
 
@@ -183,9 +182,8 @@ def _launched(problem: Problem, tiling: Tiling, gpu: Gpu, *, has_waves: bool) ->
         return
     most = min(MAX_STAGES, -(-problem.k // (BLOCK * tiling.split_k)))
     less, more = (min(most, max(1, round(size / (tiling.block_n * BLOCK)))) for size in EARLY_BYTES)
-    usual, wide = L2_FETCHES
-    for prefetch, l2_fetch in ((0, wide), (less, usual), (less, wide), *([(more, wide)] if more > less else [])):
-        yield tiling._replace(pdl=1, prefetch=prefetch, l2_fetch=l2_fetch)
+    for prefetch in sorted({0, less, more}):
+        yield tiling._replace(pdl=1, prefetch=prefetch, l2_fetch=L2_FETCHES[-1])
 
 
 def _staged(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:

@@ -55,7 +55,7 @@ MAX_PARTIALS = {1: 2, 2: 1}
 """Sets of partial accumulators at most, by the MMA tiles of a consumer."""
 SCALE_BYTES = 4
 SCALE_ALIGN = 4
-"""Rows whose scales are 16 bytes, of which TMA takes multiples."""
+"""Rows whose scales are 16 bytes, of which TMA takes multiples; threads load those of other numbers of rows."""
 
 
 @fast_parsing()
@@ -91,12 +91,12 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, streaming: Streaming
     gemm = problem.gemm
     _, m, n, k = gemm.extents
     a, b = operand_of(gemm.a, params.block_m, params.cluster_n), operand_of(gemm.b, params.block_n, params.cluster_m)
-    if a is None or b is None or a.via_registers or b.via_registers or m % SCALE_ALIGN:
+    if a is None or b is None or a.via_registers or b.via_registers:
         return None
     if not streaming.is_known or (streaming.prefetch and not params.pdl) or not _fits_registers(params, partials):
         return None
-    scales, k_tiles = _row_scales(problem, params.block_m), k // BLOCK
-    if not params.fits(gemm.a.dtype, "float32", k_tiles, a.stage_bytes + b.stage_bytes + scales.stage_bytes):
+    scales, k_tiles = _row_scales(problem, params.block_m) if m % SCALE_ALIGN == 0 else None, k // BLOCK
+    if not params.fits(gemm.a.dtype, "float32", k_tiles, sum(operand.stage_bytes for operand in (a, b, scales) if operand)):
         return None
     kernel = GemmKernel(
         func_params=gemm.func_params,
@@ -111,6 +111,7 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, streaming: Streaming
         sm_count=arch.the_gpu.sm_count,
         scales=scales,
         column_scales=problem.b_scales,
+        row_scales=problem.a_scales if scales is None else None,
         partial_sets=partials,
         early_k_tiles=streaming.prefetch,
     )

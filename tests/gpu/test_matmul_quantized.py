@@ -77,7 +77,7 @@ CASES = [
     ),
     *(
         Case(f"float8, {m} rows", "matmul_quantized", FLOAT8 | {"m": m}, proposed("wgmma_matmul_block_scaled", step=9))
-        for m in (4, 64, 1000)
+        for m in (1, 4, 64, 70, 1000)
     ),
     *(
         Case(f"float8, {m} rows, weights streamed", "matmul_quantized", FLOAT8 | {"m": m}, given("wgmma_matmul_block_scaled", *STREAMED))

@@ -112,7 +112,7 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     at = T.meta_var((scheduler.batch, row + consumer.first_row, cta.result_column(column), cta.consumer))
     if context.plan.streams:
         load_tile_operand(context, at)
-    run_mainloop(consumer, scheduler.k_tile_count(), (column, cta.first_k_tile(scheduler)))
+    run_mainloop(consumer, scheduler.k_tile_count(), (row, column, cta.first_k_tile(scheduler)))
     if context.plan.aux_buffers == 2:
         load_aux(context, 0, at)
     if kernel.tail_k_tiles == 0:
