@@ -47,6 +47,8 @@ RASTER_GROUP = 16
 SCHEDULES = ("cooperative", "staggered")
 """Values of `kernel_schedule`, the second one of two consumers whose CTAs have several tiles."""
 MIN_STAGES = 3
+SHARED_SM_REGISTERS = 96
+"""Registers of a thread at most that hold accumulators, whole and partial, where two CTAs share an SM: 128 in all."""
 STREAMING_STAGES = 6
 """Stages beside which accumulators may have room of their own where weights come from DRAM: consumers hold two of them. Assumed."""
 EARLY_BYTES = (48 * 1024, 96 * 1024)
@@ -196,6 +198,9 @@ def _staged(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
         yield tiling._replace(stages=beside)
     if has_both:
         yield tiling._replace(stages=in_place)
+    shared = tiling._replace(stages=min(most, _fitting_stages(problem, tiling, gpu, 2)))
+    if shared.stages >= MIN_STAGES and tiling.split_k > 1 and _resident(problem, shared, gpu) > 1:
+        yield shared
 
 
 def _mma_tiles(tiling: Tiling) -> int:
@@ -211,10 +216,20 @@ def _fits_registers(tiling: Tiling) -> bool:
     return registers <= MAX_SCALED_REGISTERS[tiling.consumers] and column_blocks(tiling.block_n) <= MAX_COLUMN_BLOCKS
 
 
-def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
+def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu, resident: int = 1) -> int:
+    """Return how many stages fit where so many CTAs share an SM."""
     split_k, out_bytes = (1 if tiling.workspace else tiling.split_k), problem.out_bytes if tiling.split_k == 1 else 4
     other = RESERVED_SMEM_BYTES + epilogue_smem_bytes(_accumulators(tiling), tiling.consumers, split_k, out_bytes)
-    return (gpu.smem_per_block_optin_bytes - other) // _stage_bytes(tiling)
+    limit = gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes
+    return (min(limit, gpu.smem_per_block_optin_bytes) - other) // _stage_bytes(tiling)
+
+
+def _resident(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
+    """Return how many CTAs an SM has at once, one or two: two share it where weights come from DRAM and there are more CTAs than SMs."""
+    ctas = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n) * tiling.split_k
+    registers = scaled_registers(_accumulators(tiling), _mma_tiles(tiling), tiling.partials)
+    is_small = tiling.consumers == 1 and registers <= SHARED_SM_REGISTERS and tiling.stages <= _fitting_stages(problem, tiling, gpu, 2)
+    return 2 if is_small and ctas > gpu.sm_count and problem.streams_weights(gpu) else 1
 
 
 def _stage_bytes(tiling: Tiling) -> int:
@@ -239,7 +254,8 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """
     tiles = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n)
     k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    ctas, at_once = tiles * tiling.split_k, _ctas_at_once(tiling, gpu)
+    resident = _resident(problem, tiling, gpu)
+    ctas, at_once = tiles * tiling.split_k, resident * _ctas_at_once(tiling, gpu)
     waves = math.ceil(ctas / at_once)
     turns = waves * k_tiles
     loaded = ctas * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
@@ -250,14 +266,15 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     times = (
         problem.moved_bytes * dram_factor / (gpu.dram_bytes_per_s * DRAM_SHARE),
         loaded / (gpu.l2_bytes_per_s * L2_RATE_FACTOR),
-        turns * tensor_cycles * cycle,
-        turns * smem_cycles * cycle,
+        turns * resident * tensor_cycles * cycle,
+        turns * resident * smem_cycles * cycle,
         turns * consumer_cycles * cycle,
         turns * model.LOAD_LATENCY_SECS / (tiling.stages - tiling.partials),
     )
     epilogue = waves * _epilogue_cycles(problem, tiling) * cycle if tiling.split_k == 1 else 0
     early = min(EARLY_SECS, ctas * tiling.prefetch * tiling.block_n * BLOCK / (gpu.dram_bytes_per_s * DRAM_SHARE))
-    once = _once_secs(tiling, gpu, tiles) + (model.IN_PLACE_SECS if _is_in_place(problem, tiling, gpu) else 0)
+    # CTAs that share an SM hide each other's reduction.
+    once = _once_secs(tiling if resident == 1 else tiling._replace(split_k=1), gpu, tiles) + (model.IN_PLACE_SECS if _is_in_place(problem, tiling, gpu) else 0)
     return p_norm(*times, exponent=OVERLAP) + epilogue + once - early
 
 

@@ -37,6 +37,7 @@ STREAMED: tuple[dict[str, Any], ...] = tuple(
     for each in (
         {"block_m": 64, "block_n": 112, "consumers": 1, "stages": 10, "split_k": 2, "prefetch": 3, "l2_fetch": 256},
         {"block_m": 64, "block_n": 56, "consumers": 1, "stages": 12, "split_k": 1, "prefetch": 7},
+        {"block_m": 64, "block_n": 56, "consumers": 1, "stages": 6, "split_k": 2, "prefetch": 12, "l2_fetch": 256},
         {"block_m": 128, "block_n": 112, "consumers": 2, "stages": 7, "split_k": 2, "prefetch": 3, "l2_fetch": 256},
         {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 6, "split_k": 2, "workspace": 1, "l2_fetch": 256},
     )
