@@ -274,7 +274,8 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     epilogue = waves * _epilogue_cycles(problem, tiling) * cycle if tiling.split_k == 1 else 0
     early = min(EARLY_SECS, ctas * tiling.prefetch * tiling.block_n * BLOCK / (gpu.dram_bytes_per_s * DRAM_SHARE))
     # CTAs that share an SM hide each other's reduction.
-    once = _once_secs(tiling if resident == 1 else tiling._replace(split_k=1), gpu, tiles) + (model.IN_PLACE_SECS if _is_in_place(problem, tiling, gpu) else 0)
+    once = _once_secs(tiling if resident == 1 else tiling._replace(split_k=1), gpu, tiles)
+    once += model.IN_PLACE_SECS if _is_in_place(problem, tiling, gpu) else 0
     return p_norm(*times, exponent=OVERLAP) + epilogue + once - early
 
 

@@ -46,7 +46,7 @@ def _cluster_sync():
 
 @T.inline
 def _init_barriers(kernel, smem):
-    """Have one thread initialise the barriers, and the cluster meet."""
+    """Have one thread initialise the barriers, and the cluster meet, or say that it is there where it meets later."""
     params = T.meta_var(kernel.params)
     smem.full.init(kernel.full_arrivals)
     smem.empty.init(params.consumers_per_tile * 4 * (params.cluster_m + params.cluster_n - 1))
@@ -54,9 +54,11 @@ def _init_barriers(kernel, smem):
     if kernel.streams_tile_operand:
         smem.tile_operand.init(1)
     T.ptx.fence.mbarrier_init.release.cluster()
-    if params.cluster_ctas > 1:
+    if params.cluster_ctas > 1 and not kernel.meets_late:
         _cluster_sync()
     else:
+        if kernel.meets_late and not kernel.reduces_in_stages:
+            T.ptx.barrier.cluster.arrive.release()
         T.cuda.cta_sync()
 
 
@@ -101,6 +103,8 @@ def _send(cta, context):
     """Have a consumer send its accumulators to the CTAs of its cluster, where these have stages once none of them multiplies any more."""
     if cta.kernel.reduces_in_stages:
         _cluster_sync()
+    elif cta.kernel.meets_late:
+        T.ptx.barrier.cluster.wait.acquire()
     send_partials(cta.kernel, context.acc, cta.smem.partials, cta.rank.split, cta.consumer_thread(cta.consumer))
 
 
@@ -263,6 +267,9 @@ def _run(kernel, maps, ids, workspace):
             # All lanes arrive at once: the cluster meets again, and a lane that is late for this meeting must not count for that.
             T.cuda.warp_sync()
             _cluster_sync()
+        elif kernel.meets_late:
+            T.ptx.barrier.cluster.wait.acquire()
+            T.cuda.warp_sync()
     else:
         _consume(cta, workspace)
     if params.cluster_ctas > 1:

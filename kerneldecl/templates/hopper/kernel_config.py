@@ -322,11 +322,6 @@ class GemmKernel:
         return f"st.{space}{vector}.{self.accum.ptx_type}"
 
     @property
-    def keeps_own_share(self) -> bool:
-        """Say whether a CTA stores its own share of accumulators beside the network of the cluster's SMs, by code of its own."""
-        return self.is_scaled
-
-    @property
     def split_k_shape(self) -> tuple[int, int, int, int]:
         """Return the shape of the shared memory to which the CTAs of a cluster send accumulators: sender, store, thread, register."""
         stores = self.split_k_share // self.registers_per_store
@@ -336,6 +331,11 @@ class GemmKernel:
     def reduces_in_stages(self) -> bool:
         """Say whether the CTAs of a cluster send accumulators to where each other's stages were, once all of them have multiplied."""
         return self.params.reduces_in_stages(self.accum_dtype, self.stage_bytes)
+
+    @property
+    def meets_late(self) -> bool:
+        """Say whether the CTAs of a cluster meet when they send accumulators, not before they load, and each stores its own share itself."""
+        return self.is_scaled and self.params.split_k > 1 and not self.params.workspace
 
     @property
     def streams_tile_operand(self) -> bool:

@@ -37,7 +37,7 @@ def _send_share(kernel, acc, partials, to, sender):
 def send_partials(kernel, acc, partials, rank, thread):
     """Have a thread write its accumulators to the CTAs of its cluster, each of which reduces a share of them."""
     for to in T.unroll(kernel.params.split_k):
-        if kernel.keeps_own_share:
+        if kernel.meets_late:
             if rank == to:
                 own = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])))
                 _store_share(kernel, acc, to, own, kernel.share_store("shared"))
