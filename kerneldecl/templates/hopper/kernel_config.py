@@ -334,7 +334,7 @@ class GemmKernel:
 
     @property
     def meets_late(self) -> bool:
-        """Say whether the CTAs of a cluster meet when they send accumulators, not before they load, and each stores its own share itself."""
+        """Say whether the CTAs of a cluster meet when they send accumulators, not before they load, and store their own shares."""
         return self.is_scaled and self.params.split_k > 1 and not self.params.workspace
 
     @property
