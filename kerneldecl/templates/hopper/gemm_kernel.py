@@ -58,7 +58,8 @@ def _init_barriers(kernel, smem):
         _cluster_sync()
     else:
         if kernel.meets_late and not kernel.reduces_in_stages:
-            T.ptx.barrier.cluster.arrive.release()
+            # Nothing is handed over yet, so that nobody waits until all writes are seen everywhere.
+            T.ptx.barrier.cluster.arrive.relaxed()
         T.cuda.cta_sync()
 
 
