@@ -47,10 +47,17 @@ RASTER_GROUP = 16
 SCHEDULES = ("cooperative", "staggered")
 """Values of `kernel_schedule`, the second one of two consumers whose CTAs have several tiles."""
 MIN_STAGES = 3
-SAME_TILE = 2
-"""Proposals of one tile at most; see `gemm_tiles.best_first`."""
-ALIGN = 16
-"""Bytes of which TMA's rows are multiples."""
+SHARED_SM_REGISTERS = 96
+"""Registers of a thread at most that hold accumulators, whole and partial, where two CTAs share an SM: 128 in all."""
+STREAMING_STAGES = 6
+"""Stages beside which accumulators may have room of their own where weights come from DRAM: consumers hold two of them. Assumed."""
+EARLY_BYTES = (48 * 1024, 96 * 1024)
+"""Bytes of weights that a CTA may prefetch to L2 as it starts, about: what DRAM delivers in 1.4 and 2.8 us, while the preceding kernel ends
+and this one's pipeline fills."""
+L2_FETCHES = (128, 256)
+"""Values of `l2_fetch` where weights come from DRAM."""
+SAME_TILE, SAME_STREAMING_TILE = 2, 4
+"""Proposals of one tile at most, and of one whose weights come from DRAM; see `gemm_tiles.best_first`."""
 MMA_ELEMENTS_PER_CYCLE = 4096.0
 """Multiply-adds of 8 bits that an SM's tensor cores start in a cycle (H100 whitepaper)."""
 SMEM_BYTES_PER_CYCLE = 128.0
@@ -67,6 +74,11 @@ UNEVEN_FACTOR = 1.1
 widths alike, in two GEMMs of 4096 rows (H200, 2026-11)."""
 MULTICAST_FACTOR = 1.1
 """Ratio of DRAM's times where CTAs of a cluster wait for each other's stages: 1.05 and 1.17 for 64 rows (H200, 2026-11)."""
+L2_FETCH_FACTOR = 0.99
+"""Ratio of DRAM's times where L2 fetches 256 bytes at once rather than 128: fewer of its rows are opened. Assumed."""
+EARLY_SECS = 3e-7
+"""Seconds of DRAM's at most that an early prefetch saves. Assumed, and little: float16 GEMMs of few rows gained nothing by a prefetch of
+weights that waited for barriers."""
 L2_RATE_FACTOR = 1.5
 """Multiple of L2's rate at which it delivers what several SMs read."""
 OVERLAP = 4.0
@@ -88,9 +100,13 @@ class Tiling(NamedTuple):
     workspace: int = 0
     pdl: int = 0
     kernel_schedule: str = SCHEDULES[0]
+    prefetch: int = 0
+    l2_fetch: int = L2_FETCHES[0]
 
     def candidate(self) -> Candidate:
-        return Candidate.of(TEMPLATE, self._asdict())
+        """Return the candidate; those that take the defaults of the last two parameters do not name them."""
+        left_out = {name for name in ("prefetch", "l2_fetch") if getattr(self, name) == Tiling._field_defaults[name]}
+        return Candidate.of(TEMPLATE, {name: value for name, value in self._asdict().items() if name not in left_out})
 
 
 class Problem(NamedTuple):
@@ -102,13 +118,19 @@ class Problem(NamedTuple):
     out_bytes: int
     moved_bytes: int
 
+    def streams_weights(self, gpu: Gpu) -> bool:
+        """Say whether weights come from DRAM whenever the kernel runs, since L2 does not hold them."""
+        return self.n * self.k > gpu.l2_bytes
+
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for other computations than a GEMM with block scales."""
     problem, gpu = problem_of(space, arch.the_gpu), arch.the_gpu
     if problem is None:
         return ()
-    return tuple(itertools.islice(best_first((_estimate(problem, tiling, gpu) for tiling in tilings(problem, gpu)), SAME_TILE), top_k))
+    estimates = (_estimate(problem, tiling, gpu) for tiling in tilings(problem, gpu))
+    same_tile = SAME_STREAMING_TILE if problem.streams_weights(gpu) else SAME_TILE
+    return tuple(itertools.islice(best_first(estimates, same_tile), top_k))
 
 
 def problem_of(space: IterSpace, gpu: Gpu) -> Problem | None:
@@ -122,7 +144,7 @@ def problem_of(space: IterSpace, gpu: Gpu) -> Problem | None:
     values = read - scales
     dtypes = {dtype for dtype, _ in values}
     is_scaled = scales <= read and {shape for _, shape in values} == {(m, k), (n, k)} and len(dtypes) == 1 and dtypes <= {*DTYPES}
-    if not is_scaled or k % BLOCK or m * dtype_bytes("float32") % ALIGN:
+    if not is_scaled or k % BLOCK:
         return None
     return Problem(m, n, k, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space))
 
@@ -149,11 +171,36 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         ]
         divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, rows * columns, k_tiles)]
         divided += [tile._replace(split_k=parts, workspace=1) for parts in workspace_choices(gpu, rows * columns, k_tiles)]
-        for each in divided:
-            stages = min(MAX_STAGES, -(-k_tiles // each.split_k) + 1, _fitting_stages(problem, each, gpu))
-            if stages >= MIN_STAGES and (each.kernel_schedule == SCHEDULES[0] or stages <= k_tiles):
-                # PDL may distribute CTAs unevenly, which only matters where each has one tile.
-                yield from (each._replace(stages=stages, pdl=pdl) for pdl in ((1,) if has_waves else (0, 1)))
+        for staged in itertools.chain.from_iterable(_staged(problem, each, gpu) for each in divided):
+            if staged.stages >= MIN_STAGES and (staged.kernel_schedule == SCHEDULES[0] or staged.stages <= k_tiles):
+                yield from _launched(problem, staged, gpu, has_waves=has_waves)
+
+
+def _launched(problem: Problem, tiling: Tiling, gpu: Gpu, *, has_waves: bool) -> Iterator[Tiling]:
+    """Yield a tiling with the ways in which its kernel may start, and its weights come from DRAM."""
+    # PDL may distribute CTAs unevenly, which only matters where each has one tile.
+    yield from (tiling._replace(pdl=pdl) for pdl in ((1,) if has_waves else (0, 1)))
+    if has_waves or not problem.streams_weights(gpu):
+        return
+    most = min(MAX_STAGES, -(-problem.k // (BLOCK * tiling.split_k)))
+    less, more = (min(most, max(1, round(size / (tiling.block_n * BLOCK)))) for size in EARLY_BYTES)
+    for prefetch in sorted({0, less, more}):
+        yield tiling._replace(pdl=1, prefetch=prefetch, l2_fetch=L2_FETCHES[-1])
+
+
+def _staged(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
+    """Yield a tiling with as many stages as fit, and as fit without the accumulators that a cluster reduces."""
+    most = min(MAX_STAGES, -(-problem.k // (BLOCK * tiling.split_k)) + 1)
+    beside = min(most, _fitting_stages(problem, tiling, gpu))
+    in_place = min(most, (gpu.smem_per_block_optin_bytes - RESERVED_SMEM_BYTES) // _stage_bytes(tiling))
+    has_both = in_place > beside and tiling.split_k > 1 and not tiling.workspace and problem.streams_weights(gpu)
+    if not has_both or beside >= STREAMING_STAGES:
+        yield tiling._replace(stages=beside)
+    if has_both:
+        yield tiling._replace(stages=in_place)
+    shared = tiling._replace(stages=min(most, _fitting_stages(problem, tiling, gpu, 2)))
+    if shared.stages >= MIN_STAGES and tiling.split_k > 1 and _resident(problem, shared, gpu) > 1:
+        yield shared
 
 
 def _mma_tiles(tiling: Tiling) -> int:
@@ -169,43 +216,67 @@ def _fits_registers(tiling: Tiling) -> bool:
     return registers <= MAX_SCALED_REGISTERS[tiling.consumers] and column_blocks(tiling.block_n) <= MAX_COLUMN_BLOCKS
 
 
-def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
+def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu, resident: int = 1) -> int:
+    """Return how many stages fit where so many CTAs share an SM."""
     split_k, out_bytes = (1 if tiling.workspace else tiling.split_k), problem.out_bytes if tiling.split_k == 1 else 4
     other = RESERVED_SMEM_BYTES + epilogue_smem_bytes(_accumulators(tiling), tiling.consumers, split_k, out_bytes)
-    return (gpu.smem_per_block_optin_bytes - other) // _stage_bytes(tiling)
+    limit = gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes
+    return (min(limit, gpu.smem_per_block_optin_bytes) - other) // _stage_bytes(tiling)
+
+
+def _resident(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
+    """Return how many CTAs an SM has at once, one or two: two share it where weights come from DRAM and there are more CTAs than SMs."""
+    ctas = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n) * tiling.split_k
+    registers = scaled_registers(_accumulators(tiling), _mma_tiles(tiling), tiling.partials)
+    is_small = tiling.consumers == 1 and registers <= SHARED_SM_REGISTERS and tiling.stages <= _fitting_stages(problem, tiling, gpu, 2)
+    return 2 if is_small and ctas > gpu.sm_count and problem.streams_weights(gpu) else 1
 
 
 def _stage_bytes(tiling: Tiling) -> int:
     return (tiling.block_m + tiling.block_n) * BLOCK + tiling.block_m * 4
 
 
+def _is_in_place(problem: Problem, tiling: Tiling, gpu: Gpu) -> bool:
+    """Say whether a cluster reduces accumulators where stages were."""
+    return tiling.stages > _fitting_stages(problem, tiling, gpu)
+
+
 def _estimate(problem: Problem, tiling: Tiling, gpu: Gpu) -> Estimate:
     cluster, parts = (tiling.cluster_m, tiling.cluster_n), (tiling.split_k, tiling.workspace)
-    kind = (tiling.block_m, tiling.block_n, tiling.partials, *cluster, *parts, int(tiling.kernel_schedule == SCHEDULES[0]))
+    kind = (tiling.block_m, tiling.block_n, tiling.partials, tiling.stages, *cluster, *parts, int(tiling.kernel_schedule == SCHEDULES[0]))
     return Estimate(tiling, _secs(problem, tiling, gpu), kind)
 
 
 def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
-    """Return a p-norm of the times of DRAM, of L2, of the SMs and of loads' latency."""
+    """Return a p-norm of the times of DRAM, of L2, of the SMs and of loads' latency.
+
+    A consumer gives a stage back once it multiplies the next one: with two sets of registers it holds two stages.
+    """
     tiles = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n)
     k_tiles, cycle = -(-problem.k // (BLOCK * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    ctas, at_once = tiles * tiling.split_k, _ctas_at_once(tiling, gpu)
+    resident = _resident(problem, tiling, gpu)
+    ctas, at_once = tiles * tiling.split_k, resident * _ctas_at_once(tiling, gpu)
     waves = math.ceil(ctas / at_once)
     turns = waves * k_tiles
     loaded = ctas * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
     tensor_cycles, smem_cycles, consumer_cycles = _k_tile_cycles(tiling)
     # The last of several waves has too few CTAs to keep DRAM busy.
     dram_factor = (waves * at_once / ctas if waves > 1 else 1) * (MULTICAST_FACTOR if tiling.cluster_m * tiling.cluster_n > 1 else 1)
+    dram_factor *= L2_FETCH_FACTOR if tiling.l2_fetch > L2_FETCHES[0] else 1
     times = (
         problem.moved_bytes * dram_factor / (gpu.dram_bytes_per_s * DRAM_SHARE),
         loaded / (gpu.l2_bytes_per_s * L2_RATE_FACTOR),
-        turns * tensor_cycles * cycle,
-        turns * smem_cycles * cycle,
+        turns * resident * tensor_cycles * cycle,
+        turns * resident * smem_cycles * cycle,
         turns * consumer_cycles * cycle,
-        turns * model.LOAD_LATENCY_SECS / (tiling.stages - 1),
+        turns * model.LOAD_LATENCY_SECS / (tiling.stages - tiling.partials),
     )
     epilogue = waves * _epilogue_cycles(problem, tiling) * cycle if tiling.split_k == 1 else 0
-    return p_norm(*times, exponent=OVERLAP) + epilogue + _once_secs(tiling, gpu, tiles)
+    early = min(EARLY_SECS, ctas * tiling.prefetch * tiling.block_n * BLOCK / (gpu.dram_bytes_per_s * DRAM_SHARE))
+    # CTAs that share an SM hide each other's reduction.
+    once = _once_secs(tiling if resident == 1 else tiling._replace(split_k=1), gpu, tiles)
+    once += model.IN_PLACE_SECS if _is_in_place(problem, tiling, gpu) else 0
+    return p_norm(*times, exponent=OVERLAP) + epilogue + once - early
 
 
 def _epilogue_cycles(problem: Problem, tiling: Tiling) -> float:

@@ -15,6 +15,8 @@ Parameters, as of `wgmma_matmul`:
   split_k       1 to 8 CTAs of a cluster among which k is split
   workspace     1 has up to 64 CTAs, of no cluster, share k
   pdl           1 launches with PDL
+  prefetch      0 (the default) to 12 k-tiles of B, with PDL, that a CTA prefetches to L2 as it starts; with 0 as `wgmma_matmul` does
+  l2_fetch      128 (the default) or 256 bytes of B that L2 fetches at once: those of two k-tiles
   kernel_schedule  "cooperative" (the default) or "staggered": the second of two consumers begins each tile some k-tiles later, so that
                 one stores results while the other multiplies; without split-K
 
@@ -29,16 +31,17 @@ Returns a custom kernel of TIRx, a PrimFunc without a trace.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import IRModule
 
 from kerneldecl.analysis.block_scales import BLOCK, MAX_COLUMN_BLOCKS, MAX_SCALED_REGISTERS, column_blocks, scaled_registers
+from kerneldecl.analysis.hopper_limits import MAX_STAGES
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.epilogue import gemm_epilogue
 from kerneldecl.templates.hopper.gemm_kernel import build
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.operands import Operand, TensorMap, TmaBoxes, operand_of
+from kerneldecl.templates.hopper.operands import PROMOTIONS, Operand, TensorMap, TmaBoxes, operand_of
 from kerneldecl.templates.hopper.params import GemmParams
 from kerneldecl.templates.hopper.read_block_scaled import BlockScaledGemm, read_block_scaled
 from kerneldecl.templates.shared.fast_parse import fast_parsing
@@ -46,13 +49,13 @@ from kerneldecl.templates.wgmma_matmul import has_wgmma
 
 FIXED: dict[str, Value] = {"swap_ab": 0, "stream_k": 0, "pack": 0}
 """Parameters of `wgmma_matmul` that this template has one value of."""
-DEFAULTS: dict[str, Value] = {"kernel_schedule": "cooperative"}
-"""Parameters that candidates did not always have."""
+DEFAULTS: dict[str, Value] = {"kernel_schedule": "cooperative", "prefetch": 0, "l2_fetch": 128}
+"""Parameters that not every candidate names."""
 MAX_PARTIALS = {1: 2, 2: 1}
 """Sets of partial accumulators at most, by the MMA tiles of a consumer."""
 SCALE_BYTES = 4
 SCALE_ALIGN = 4
-"""Rows whose scales are 16 bytes, of which TMA takes multiples."""
+"""Rows whose scales are 16 bytes, of which TMA takes multiples; threads load those of other numbers of rows."""
 
 
 @fast_parsing()
@@ -61,26 +64,46 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     problem = read_block_scaled(mod) if has_wgmma(arch) else None
     if problem is None:
         return None
-    kernel = kernel_of(problem, GemmParams.of({**DEFAULTS, **params, **FIXED}), int(str(params["partials"])), arch)
+    given = {**DEFAULTS, **params, **FIXED}
+    kernel = kernel_of(problem, GemmParams.of(given), Streaming.of(given), int(str(params["partials"])), arch)
     return None if kernel is None else build(kernel)
 
 
-def kernel_of(problem: BlockScaledGemm, params: GemmParams, partials: int, arch: Arch) -> GemmKernel | None:
+class Streaming(NamedTuple):
+    """How weights come from DRAM."""
+
+    prefetch: int
+    """K-tiles that a CTA prefetches to L2 as it starts."""
+    l2_fetch: int
+    """Bytes that L2 fetches at once."""
+
+    @classmethod
+    def of(cls, params: Mapping[str, Value]) -> Streaming:
+        return cls(prefetch=int(str(params["prefetch"])), l2_fetch=int(str(params["l2_fetch"])))
+
+    @property
+    def is_known(self) -> bool:
+        return 0 <= self.prefetch <= MAX_STAGES and self.l2_fetch in PROMOTIONS
+
+
+def kernel_of(problem: BlockScaledGemm, params: GemmParams, streaming: Streaming, partials: int, arch: Arch) -> GemmKernel | None:
     """Return the kernel of these parameters, None where the operands or the parameters do not allow it."""
     gemm = problem.gemm
     _, m, n, k = gemm.extents
     a, b = operand_of(gemm.a, params.block_m, params.cluster_n), operand_of(gemm.b, params.block_n, params.cluster_m)
-    if a is None or b is None or a.via_registers or b.via_registers or m % SCALE_ALIGN or not _fits_registers(params, partials):
+    if a is None or b is None or a.via_registers or b.via_registers:
         return None
-    scales, k_tiles = _row_scales(problem, params.block_m), k // BLOCK
-    if not params.fits(gemm.a.dtype, "float32", k_tiles, a.stage_bytes + b.stage_bytes + scales.stage_bytes):
+    if not streaming.is_known or (streaming.prefetch and not params.pdl) or not _fits_registers(params, partials):
+        return None
+    scales, k_tiles = _row_scales(problem, params.block_m) if m % SCALE_ALIGN == 0 else None, k // BLOCK
+    if not params.fits(gemm.a.dtype, "float32", k_tiles, sum(operand.stage_bytes for operand in (a, b, scales) if operand)):
         return None
     kernel = GemmKernel(
         func_params=gemm.func_params,
         dtype=gemm.a.dtype,
         accum_dtype="float32",
         a=a,
-        b=b,
+        b=b.promoted(streaming.l2_fetch),
         epilogue=gemm_epilogue(gemm, (params.block_m, params.block_n), is_swapped=False),
         params=params,
         grid=(1, -(-m // params.block_m), -(-n // params.block_n)),
@@ -88,7 +111,9 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, partials: int, arch:
         sm_count=arch.the_gpu.sm_count,
         scales=scales,
         column_scales=problem.b_scales,
+        row_scales=problem.a_scales if scales is None else None,
         partial_sets=partials,
+        early_k_tiles=streaming.prefetch,
     )
     return kernel if kernel.can_store else None
 

@@ -32,6 +32,17 @@ TILES: tuple[dict[str, Any], ...] = tuple(
     )
 )
 """Tiles of float8 GEMMs with block scales, for CTAs with several of them."""
+STREAMED: tuple[dict[str, Any], ...] = tuple(
+    {"cluster_m": 1, "cluster_n": 1, "raster_group": 16, "workspace": 0, "pdl": 1, "partials": 2, **each}
+    for each in (
+        {"block_m": 64, "block_n": 112, "consumers": 1, "stages": 10, "split_k": 2, "prefetch": 3, "l2_fetch": 256},
+        {"block_m": 64, "block_n": 56, "consumers": 1, "stages": 12, "split_k": 1, "prefetch": 7},
+        {"block_m": 64, "block_n": 56, "consumers": 1, "stages": 6, "split_k": 2, "prefetch": 12, "l2_fetch": 256},
+        {"block_m": 128, "block_n": 112, "consumers": 2, "stages": 7, "split_k": 2, "prefetch": 3, "l2_fetch": 256},
+        {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 6, "split_k": 2, "workspace": 1, "l2_fetch": 256},
+    )
+)
+"""The same of few rows, whose weights come from DRAM."""
 IN_BULK: tuple[dict[str, Any], ...] = (
     {"rows": 64, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1, "stream": 1, "bulk": 1, "prefetch": 1},
     {"rows": 32, "warps_n": 4, "warps_k": 2, "stages": 3, "split_k": 2, "stream": 0, "bulk": 1, "prefetch": 0},
@@ -100,7 +111,11 @@ CASES = [
     ),
     *(
         Case(f"float8, {m} rows", "matmul_quantized", FLOAT8 | {"m": m}, proposed("wgmma_matmul_block_scaled", step=9))
-        for m in (4, 64, 1000)
+        for m in (1, 4, 64, 70, 1000)
+    ),
+    *(
+        Case(f"float8, {m} rows, weights streamed", "matmul_quantized", FLOAT8 | {"m": m}, given("wgmma_matmul_block_scaled", *STREAMED))
+        for m in (64, 128)
     ),
     Case("float8, several tiles of a CTA", "matmul_quantized", FLOAT8 | {"m": 1000}, given("wgmma_matmul_block_scaled", *TILES), sms=6),
     Case("int4 in rows by mma.sync", "matmul_quantized", INT4 | {"m": 64, "layout": "rows"}, proposed("gpu_matmul_tc", step=20)),

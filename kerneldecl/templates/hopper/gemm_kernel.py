@@ -46,7 +46,7 @@ def _cluster_sync():
 
 @T.inline
 def _init_barriers(kernel, smem):
-    """Have one thread initialise the barriers, and the cluster meet."""
+    """Have one thread initialise the barriers, and the cluster meet, or say that it is there where it meets later."""
     params = T.meta_var(kernel.params)
     smem.full.init(kernel.full_arrivals)
     smem.empty.init(params.consumers_per_tile * 4 * (params.cluster_m + params.cluster_n - 1))
@@ -54,10 +54,23 @@ def _init_barriers(kernel, smem):
     if kernel.streams_tile_operand:
         smem.tile_operand.init(1)
     T.ptx.fence.mbarrier_init.release.cluster()
-    if params.cluster_ctas > 1:
+    if params.cluster_ctas > 1 and not kernel.meets_late:
         _cluster_sync()
     else:
+        if kernel.meets_late and not kernel.reduces_in_stages:
+            # Nothing is handed over yet, so that nobody waits until all writes are seen everywhere.
+            T.ptx.barrier.cluster.arrive.relaxed()
         T.cuda.cta_sync()
+
+
+@T.inline
+def _prefetch(cta, is_its_warp):
+    """Have one thread of a warp prefetch the first k-tiles of the CTA's tile."""
+    if is_its_warp:
+        if T.cuda.elect_sync():
+            upcoming = TileScheduler(cta.kernel, cta.first, cta.kernel.clusters)
+            prefetch_k_tiles(cta, upcoming)
+        T.cuda.warp_sync()
 
 
 @T.inline
@@ -67,12 +80,8 @@ def _wait_for_preceding(cta, is_first_warp):
     if kernel.params.pdl == 1 or kernel.params.workspace == 1:
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
-    if kernel.prefetched_k_tiles > 0:
-        if is_first_warp:
-            if T.cuda.elect_sync():
-                upcoming = TileScheduler(kernel, cta.first, kernel.clusters)
-                prefetch_k_tiles(cta, upcoming)
-            T.cuda.warp_sync()
+    if kernel.prefetched_k_tiles > 0 and kernel.early_k_tiles == 0:
+        _prefetch(cta, is_first_warp)
     if kernel.is_pdl_secondary:
         T.ptx.griddepcontrol.wait()
 
@@ -95,6 +104,8 @@ def _send(cta, context):
     """Have a consumer send its accumulators to the CTAs of its cluster, where these have stages once none of them multiplies any more."""
     if cta.kernel.reduces_in_stages:
         _cluster_sync()
+    elif cta.kernel.meets_late:
+        T.ptx.barrier.cluster.wait.acquire()
     send_partials(cta.kernel, context.acc, cta.smem.partials, cta.rank.split, cta.consumer_thread(cta.consumer))
 
 
@@ -106,7 +117,7 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     at = T.meta_var((scheduler.batch, row + consumer.first_row, cta.result_column(column), cta.consumer))
     if context.plan.streams:
         load_tile_operand(context, at)
-    run_mainloop(consumer, scheduler.k_tile_count(), (column, cta.first_k_tile(scheduler)))
+    run_mainloop(consumer, scheduler.k_tile_count(), (row, column, cta.first_k_tile(scheduler)))
     if context.plan.aux_buffers == 2:
         load_aux(context, 0, at)
     if kernel.tail_k_tiles == 0:
@@ -243,6 +254,10 @@ def _run(kernel, maps, ids, workspace):
             tile_operand=tile_operand,
         )
     )
+    if kernel.early_k_tiles > 0 and kernel.prefetched_k_tiles > 0:
+        # DRAM idles until then, so that the prefetch waits neither for barriers nor for the cluster.
+        starting = T.meta_var(Cta(kernel=kernel, maps=maps, smem=smem, ids=ids, consumer=None))
+        _prefetch(starting, (ids.warpgroup == 0) & (ids.warp == 0))
     _init_barriers(kernel, smem)
     consumer: T.let = ids.warpgroup - 1
     cta = T.meta_var(Cta(kernel=kernel, maps=maps, smem=smem, ids=ids, consumer=consumer))
@@ -253,6 +268,9 @@ def _run(kernel, maps, ids, workspace):
             # All lanes arrive at once: the cluster meets again, and a lane that is late for this meeting must not count for that.
             T.cuda.warp_sync()
             _cluster_sync()
+        elif kernel.meets_late:
+            T.ptx.barrier.cluster.wait.acquire()
+            T.cuda.warp_sync()
     else:
         _consume(cta, workspace)
     if params.cluster_ctas > 1:

@@ -140,8 +140,12 @@ class GemmKernel:
     """Dtype as which the scales are passed where A is float4_e2m1fn; empty where it is int4."""
     column_scales: Any = None
     """Buffer of scales of B's blocks of 128 columns and k-tiles, where a k-tile's products are scaled; None without."""
+    row_scales: Any = None
+    """Buffer of scales of A's rows and k-tiles, where threads load them to scale a k-tile's products; None where `scales` has them."""
     partial_sets: int = 0
     """Sets of registers for the products of k-tiles that are to be scaled."""
+    early_k_tiles: int = 0
+    """K-tiles of B that each CTA prefetches to L2 as it starts; 0 prefetches both operands' once barriers are there, up to a limit."""
     k_parts: int = 1
     """Parts of a k-tile, each of K_TILE_BYTES of a row of B: one, or two where consumers dequantise A."""
     gate: Gate | None = None
@@ -160,6 +164,8 @@ class GemmKernel:
         """
         if not self.params.pdl or self.params.stream_k > 0 or self.packings or self.via_registers or self.clusters < self.cluster_tiles:
             return 0
+        if self.early_k_tiles > 0:
+            return min(self.k_tiles_per_cta, self.early_k_tiles)
         cta_bytes = self.a.stage_bytes // self.params.cluster_n + self.b.stage_bytes // self.params.cluster_m
         return min(self.k_tiles_per_cta, self.params.stages, L2_PREFETCH_BYTES // (self.ctas_per_sm * cta_bytes))
 
@@ -310,11 +316,10 @@ class GemmKernel:
         """Say whether a register that lies in some CTA's share is one of a thread's accumulators."""
         return True if self.split_k_share * self.params.split_k == self.accum.registers else register < self.accum.registers
 
-    @property
-    def remote_store(self) -> str:
-        """Return the instruction by which split-K stores accumulators to another CTA's shared memory."""
+    def share_store(self, space: str) -> str:
+        """Return the instruction by which split-K stores accumulators to shared memory, another CTA's or its own."""
         vector = f".v{self.registers_per_store}" if self.registers_per_store > 1 else ""
-        return f"st.shared::cluster{vector}.{self.accum.ptx_type}"
+        return f"st.{space}{vector}.{self.accum.ptx_type}"
 
     @property
     def split_k_shape(self) -> tuple[int, int, int, int]:
@@ -326,6 +331,11 @@ class GemmKernel:
     def reduces_in_stages(self) -> bool:
         """Say whether the CTAs of a cluster send accumulators to where each other's stages were, once all of them have multiplied."""
         return self.params.reduces_in_stages(self.accum_dtype, self.stage_bytes)
+
+    @property
+    def meets_late(self) -> bool:
+        """Say whether the CTAs of a cluster meet when they send accumulators, not before they load, and store their own shares."""
+        return self.is_scaled and self.params.split_k > 1 and not self.params.workspace
 
     @property
     def streams_tile_operand(self) -> bool:

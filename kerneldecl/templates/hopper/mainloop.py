@@ -92,7 +92,7 @@ def _run_from_smem(consumer, k_tiles):
 def run_mainloop(consumer, k_tiles, start):
     """Multiply so many k-tiles of a tile; the last MMAs may still be under way then, and the last stages not given back.
 
-    `start` is the tile's first column and k-tile.
+    `start` is the tile's first row, column and k-tile.
     """
     kernel, barriers = T.meta_var((consumer.kernel, consumer.barriers))
     if kernel.is_scaled:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kerneldecl.analysis.hopper_limits import (
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 """CUtensorMapSwizzle by the bytes of a box's rows."""
-PROMOTION_128B = 2
-"""CUtensorMapL2promotion: L2 fetches 128 bytes at once."""
+PROMOTIONS = {128: 2, 256: 3}
+"""CUtensorMapL2promotion by the bytes that L2 fetches at once."""
 DESCRIPTOR_UNIT = 16
 """Bytes in which wgmma's descriptors count addresses and offsets (PTX ISA, "Matrix Descriptor Format")."""
 MAX_OFFSET = 2**31
@@ -48,7 +48,7 @@ class TensorMap:
     swizzle: int
     box_strides: tuple[int, ...] = ()
     """Traversal stride of a box along each dim; 1 by default."""
-    promotion: int = PROMOTION_128B
+    promotion: int = PROMOTIONS[128]
 
     @property
     def rank(self) -> int:
@@ -115,6 +115,11 @@ class Operand:
     def has_tail(self) -> bool:
         """Say whether the last rows have a box of their own."""
         return self.tma is not None and self.tma.tail is not None
+
+    def promoted(self, fetched_bytes: int) -> Operand:
+        """Return the operand of which L2 fetches so many bytes at once."""
+        assert self.tma is not None
+        return replace(self, tma=replace(self.tma, map=replace(self.tma.map, promotion=PROMOTIONS[fetched_bytes])))
 
     @property
     def item_bytes(self) -> int:

@@ -24,7 +24,8 @@ def prefetch_k_tiles(cta, scheduler):
     row, column = meta_vars(cta.tile_origin(scheduler))
     for i in T.serial(cta.kernel.prefetched_k_tiles):
         at = T.meta_var((scheduler.batch, cta.rank.split * cta.kernel.k_tiles_per_cta + i))
-        prefetch_tile(a, row, at)
+        if cta.kernel.early_k_tiles == 0:
+            prefetch_tile(a, row, at)
         prefetch_tile(b, column, at)
 
 

@@ -23,13 +23,15 @@ class Scaling(NamedTuple):
     """What a consumer scales with, while a kernel's script is read."""
 
     of_rows: Any
-    """Scales of a thread's two rows."""
+    """Scales of a thread's two rows: of each of its MMA tiles where threads load them."""
     of_columns: Any
     """Scales of the blocks in which the tile's columns lie: one, or two."""
     products: Any
     """For each set of registers, its units of columns and the two rows: the product of both scales."""
+    row: Any
+    """The tile's first row."""
     column: Any
-    """The tile's first column."""
+    """Its first column."""
     begin: Any
     """The tile's first k-tile."""
     unit: int
@@ -39,17 +41,34 @@ class Scaling(NamedTuple):
 
 def _scaling(consumer: Consumer, start: Any) -> Scaling:
     block_n, sets = consumer.kernel.params.block_n, consumer.kernel.partial_sets
-    unit, (column, begin) = math.gcd(block_n, BLOCK), start
+    unit, (row, column, begin) = math.gcd(block_n, BLOCK), start
+    mma_tiles = 1 if consumer.kernel.row_scales is None else consumer.kernel.params.mma_tiles
     units = block_n // unit
     return Scaling(
-        of_rows=T.alloc_local((2,), "float32"),
+        of_rows=T.alloc_local((2 * mma_tiles,), "float32"),
         of_columns=T.alloc_local((column_blocks(block_n),), "float32"),
         products=T.alloc_local((2 * units * sets,), "float32"),
+        row=row,
         column=column,
         begin=begin,
         unit=unit,
         units=units,
     )
+
+
+def _row_of(consumer: Consumer, mma_tile: Any) -> Any:
+    """Return the first of a thread's two rows of an MMA tile, among the CTA's."""
+    return consumer.first_row + mma_tile * MMA_TILE_ROWS + consumer.warp * 16 + consumer.lane // 4
+
+
+@T.inline
+def _load_row_scales(consumer, scaling, i):
+    """Load the scales of a thread's rows for a k-tile where TMA does not: it takes rows of 16 bytes, which are those of four rows of A."""
+    scales = T.meta_var(consumer.kernel.row_scales)
+    k_tiles, rows = T.meta_var([int(extent) for extent in scales.shape])
+    for number in T.unroll(scaling.of_rows.shape[0]):
+        row = T.meta_var(scaling.row + _row_of(consumer, number // 2) + number % 2 * 8)
+        scaling.of_rows[number] = scales[T.min(scaling.begin + i, k_tiles - 1), T.min(row, rows - 1)]
 
 
 @T.inline
@@ -71,12 +90,13 @@ def _column_scale(scaling: Scaling, unit: Any) -> Any:
 @T.inline
 def _multiply_scales(consumer, scaling, set_number, mma_tile):
     """Multiply the scales of a thread's two rows by those of the columns, while wgmma multiplies."""
-    row = T.meta_var(consumer.first_row + mma_tile * MMA_TILE_ROWS + consumer.warp * 16 + consumer.lane // 4)
-    for half in T.unroll(2):
-        scaling.of_rows[half] = consumer.barriers.scales[consumer.state.stage, row + half * 8]
+    row, first = T.meta_var((_row_of(consumer, mma_tile), 0 if consumer.kernel.row_scales is None else mma_tile * 2))
+    if consumer.kernel.row_scales is None:
+        for half in T.unroll(2):
+            scaling.of_rows[half] = consumer.barriers.scales[consumer.state.stage, row + half * 8]
     for unit in T.unroll(scaling.units):
         for half in T.unroll(2):
-            scaling.products[(set_number * scaling.units + unit) * 2 + half] = scaling.of_rows[half] * _column_scale(scaling, unit)
+            scaling.products[(set_number * scaling.units + unit) * 2 + half] = scaling.of_rows[first + half] * _column_scale(scaling, unit)
 
 
 @T.inline
@@ -85,6 +105,8 @@ def _multiply(consumer, scaling, set_number, mma_tile, i):
     state, count = T.meta_var((consumer.state, consumer.kernel.accum.per_mma_tile))
     if mma_tile == 0:
         _load_column_scales(consumer, scaling, i)
+        if consumer.kernel.row_scales is not None:
+            _load_row_scales(consumer, scaling, i)
         consumer.barriers.full.wait(state.stage, state.phase)
     T.ptx.wgmma.fence.sync.aligned()
     first = T.meta_var((set_number - mma_tile) * count)
@@ -150,7 +172,7 @@ def _run_overlapped(consumer, scaling, k_tiles):
 
 @T.inline
 def run_scaled(consumer, k_tiles, start):
-    """Multiply so many k-tiles, scaled, and leave the results in the accumulators; `start` is the tile's first column and k-tile."""
+    """Multiply so many k-tiles, scaled, and leave the results in the accumulators; `start` is the tile's first row, column and k-tile."""
     scaling = T.meta_var(_scaling(consumer, start))
     for j in T.unroll(consumer.kernel.accum.registers):
         consumer.acc[j] = T.float32(0)

@@ -12,19 +12,39 @@ from kerneldecl.templates.hopper.epilogue import meta_vars
 
 
 @T.inline
-def send_partials(kernel, acc, partials, rank, thread):
-    """Have a thread write its accumulators to the CTAs of its cluster, each of which reduces a share of them."""
+def _store_share(kernel, acc, to, address, instruction):
+    """Have a thread store its accumulators of one CTA's share."""
     vector = T.meta_var(kernel.registers_per_store)
     count = T.meta_var(kernel.split_k_share)
+    for i in T.unroll(count // vector):
+        if kernel.has_register(to * count + i * vector):
+            T.ptx[instruction](
+                address + T.uint32(i * kernel.params.consumers_per_tile * WARPGROUP_THREADS * vector * 4),
+                *[acc[to * count + i * vector + v] for v in range(vector)],
+            )
+
+
+@T.inline
+def _send_share(kernel, acc, partials, to, sender):
+    """Have a thread write the accumulators of a CTA's share to its shared memory; `sender` is this CTA's rank and the thread."""
+    rank, thread = meta_vars(sender)
+    address = T.alloc_local([1], "uint32")
+    T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
+    _store_share(kernel, acc, to, address[0], kernel.share_store("shared::cluster"))
+
+
+@T.inline
+def send_partials(kernel, acc, partials, rank, thread):
+    """Have a thread write its accumulators to the CTAs of its cluster, each of which reduces a share of them."""
     for to in T.unroll(kernel.params.split_k):
-        address = T.alloc_local([1], "uint32")
-        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
-        for i in T.unroll(count // vector):
-            if kernel.has_register(to * count + i * vector):
-                T.ptx[kernel.remote_store](
-                    address[0] + T.uint32(i * kernel.params.consumers_per_tile * WARPGROUP_THREADS * vector * 4),
-                    *[acc[to * count + i * vector + v] for v in range(vector)],
-                )
+        if kernel.meets_late:
+            if rank == to:
+                own = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])))
+                _store_share(kernel, acc, to, own, kernel.share_store("shared"))
+            else:
+                _send_share(kernel, acc, partials, to, (rank, thread))
+        else:
+            _send_share(kernel, acc, partials, to, (rank, thread))
 
 
 @T.inline

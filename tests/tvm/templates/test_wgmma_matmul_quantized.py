@@ -121,6 +121,27 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {"m": 64, "n": 168, "k": 2432},
         {"block_n": 56, "split_k": 2},
     ),
+    "float8, one row, split-K": ("block_scaled", {"m": 1, "n": 128, "k": 1024}, {"split_k": 2, "pdl": 1}),
+    "float8, any number of rows, two MMA tiles": (
+        "block_scaled",
+        {"m": 70, "n": 224, "k": 1280, "epilogue": ("bias", "add")},
+        {"block_m": 128, "block_n": 112, "stages": 3, "partials": 1},
+    ),
+    "float8, any number of rows, several tiles, multicast": (
+        "block_scaled",
+        {"m": 301, "n": 224, "k": 512},
+        {"block_m": 128, "block_n": 112, "consumers": 2, "stages": 3, "cluster_n": 2},
+    ),
+    "float8, weights streamed, split-K in place": (
+        "block_scaled",
+        {"m": 64, "n": 224, "k": 2048},
+        {"block_n": 112, "split_k": 2, "stages": 9, "pdl": 1, "prefetch": 3, "l2_fetch": 256},
+    ),
+    "float8, weights streamed, more prefetched than there is, split-K of uneven shares": (
+        "block_scaled",
+        {"m": 132, "n": 112, "k": 1280, "epilogue": ("bias", "add")},
+        {"block_m": 128, "consumers": 2, "block_n": 112, "split_k": 3, "pdl": 1, "prefetch": 12},
+    ),
     "float8, split-K": ("block_scaled", {"m": 64, "n": 128, "k": 1024}, {"split_k": 2, "block_n": 32}),
 }
 OF_EACH_KIND = (
@@ -166,8 +187,7 @@ def test_computes_what_the_rule_does(name: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["quantized", "block_scaled"])
 def test_the_template_takes_every_candidate(kind: str, size: tuple[int, int, int]) -> None:
-    m, n, k = size if kind == "quantized" or size[0] % 4 == 0 else (4, *size[1:])
-    takes_every_candidate(kind, {"m": m, "n": n, "k": k})
+    takes_every_candidate(kind, dict(zip("mnk", size, strict=True)))
 
 
 @pytest.mark.parametrize("attrs", [MXFP4 | {"m": 16}, NVFP4 | {"m": 300, "dtype": "bfloat16"}], ids=["MXFP4", "NVFP4"])
@@ -196,9 +216,10 @@ def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
         ("block_scaled", {"m": 64, "n": 128, "k": 256, "activation_scales": "token"}, {}),
         ("block_scaled", {"m": 64, "n": 128, "k": 256, "scales": "group"}, {}),
         ("block_scaled", {"m": 64, "n": 128, "k": 256, "weights": "float8_e5m2"}, {}),  # wgmma multiplies one kind by itself here
-        ("block_scaled", {"m": 63, "n": 128, "k": 256}, {}),  # TMA loads scales in fours
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 176, "partials": 1}),  # columns of three blocks
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 192}),  # too many registers
+        ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"prefetch": 2}),  # nothing to prefetch ahead of without PDL
+        ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"l2_fetch": 512}),
         ("block_scaled", {"m": 128, "n": 384, "k": 512}, {"block_m": 128, "consumers": 2, "kernel_schedule": "pingpong"}),
     ],
 )
