@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.iter_spaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 from support.thinned import every
@@ -218,6 +219,29 @@ def test_split_k_is_for_gemms_whose_blocks_leave_most_of_the_gpu_idle(policy: An
 
     assert split_k((128, 128, 65536)).isdisjoint({1})
     assert split_k((8192, 8192, 8192)) == {1}
+
+
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    size=st.tuples(st.integers(2, 256), st.integers(8, 256), st.integers(600, 32768)),
+    layout=st.sampled_from(["nn", "nt", "tn", "tt"]),
+    dtypes=DTYPES,
+    batch=st.sampled_from([0, 0, 3]),
+)
+@example("gpu_matmul_simt", (30, 80, 4072), "nt", ("float32", "float32"), 0)  # 6 tiles took 97 us on an H200, 10 times as long as cuBLAS
+@example("gpu_matmul_simt", (67, 80, 1464), "nt", ("float32", "float32"), 0)
+def test_long_reductions_of_few_tiles_are_split(
+    policy: str, size: tuple[int, int, int], layout: str, dtypes: tuple[str, str], batch: int
+) -> None:
+    proposals = [dict(found.candidate.params) for found in POLICIES[policy].propose(matmul(size, layout, *dtypes, batch), H200, 20)]
+    for params in proposals[:1]:
+        tiles = max(1, batch) * math.prod(-(-extent // int(params[f"block_{axis}"])) for axis, extent in zip("mn", size, strict=False))
+        if tiles <= H200.the_gpu.sm_count // 4:
+            assert any(int(params["split_k"]) > 1 for params in proposals)
+    for params in proposals:
+        k_tiles = -(-size[2] // int(params["block_k"]))
+        each = -(-k_tiles // int(params["split_k"]))
+        assert each * (int(params["split_k"]) - 1) < k_tiles, "a part has nothing to add"
 
 
 def test_a_second_kernel_costs_more_than_a_few_idle_sms() -> None:
