@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
 from kerneldecl.analysis.gpu_limits import MAX_GRID_Z, MIN_ASYNC_COPY_BYTES, SM_PARTITIONS
@@ -20,6 +20,7 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     best_first,
     block_extents,
     dram_bytes,
+    interleaved,
     raster_group_of,
     split_k_choices,
 )
@@ -47,6 +48,8 @@ FEW_BLOCKS_STAGES = 8
 """Stages that are tried besides where SMs have one small thread block at most, which waits for each copy."""
 MIN_K_TILES = 8
 """K-tiles of a thread block at least, where split-K divides the reduction."""
+SPLIT_K_MARGIN = 2.0
+"""Ratio of the least times with split-K and without, up to which both are tried: the model knows the second kernel by few measurements."""
 SAME_TILE = 4
 """Candidates of one tile that are proposed."""
 OTHER_REGISTERS = 24
@@ -89,11 +92,18 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
         return ()
     gpu = arch.the_gpu
     window = sliding_window_of(space, gemm)
-    found = itertools.chain(
-        (_estimate(gemm, tiling, gpu) for tiling in tilings(gemm, gpu)),
-        conv_tiles_simt.estimates(window, gemm, gpu) if window else (),
-    )
-    return tuple(itertools.islice(best_first(found, SAME_TILE), top_k))
+    found = [_estimate(gemm, tiling, gpu) for tiling in tilings(gemm, gpu)]
+    found += conv_tiles_simt.estimates(window, gemm, gpu) if window else ()
+    return tuple(itertools.islice(_in_order(found), top_k))
+
+
+def _in_order(found: Sequence[Estimate]) -> Iterator[Proposal]:
+    """Yield proposals, the fastest first; where split-K and one kernel are about as fast, those of the slower in every fourth place."""
+    kinds = [[each for each in found if (getattr(each.tiling, "split_k", 1) > 1) == is_split] for is_split in (False, True)]
+    (best, fastest), (next_best, other) = sorted((min((each.secs for each in kind), default=math.inf), kind) for kind in kinds)
+    if next_best <= SPLIT_K_MARGIN * best:
+        return interleaved(best_first(fastest, SAME_TILE), best_first(other, SAME_TILE))
+    return best_first(found, SAME_TILE)
 
 
 def tilings(gemm: Contraction, gpu: Gpu) -> Iterator[GemmSimtParams]:
