@@ -97,12 +97,14 @@ def split_k_choices(blocks: int, k_tiles: int, min_k_tiles: int, gpu: Gpu, resid
     """Return values of split-K: 1, and those with which the thread blocks fill the SMs once, twice, or with all that are resident.
 
     `blocks` are the thread blocks without split-K, `min_k_tiles` the fewest that each of them must have: a reduction that is too short
-    to fill the SMs so is split into as many parts as have them. No part is left without a k-tile.
+    to fill the SMs so is split into as many parts as have them.
     """
     filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
     filling.append(resident * gpu.sm_count // blocks)
-    most = [min(split_k, k_tiles // min_k_tiles) for split_k in filling]
-    return list(dict.fromkeys([1, *(-(-k_tiles // -(-k_tiles // split_k)) for split_k in most if split_k)]))
+    most = k_tiles // min_k_tiles
+    # No part is left without a k-tile.
+    shortest = -(-k_tiles // -(-k_tiles // most)) if most else 1
+    return list(dict.fromkeys([1, *(split_k if split_k <= most else shortest for split_k in filling if split_k)]))
 
 
 @functools.cache
