@@ -143,7 +143,7 @@ class ConvSimtParams(NamedTuple):
 
 
 GEMM_ALONE = ("pack", "stream_k")
-"""Parameters of `WgmmaParams` that `wgmma_matmul` has and `wgmma_conv2d` lacks."""
+"""Parameters of `WgmmaParams` that `wgmma_matmul` has and `wgmma_conv2d` lacks; candidates of the latter name `pack` where it is 1."""
 CONV_ALONE = ("tile_w", "tile_h")
 """Parameters of `WgmmaParams` that `wgmma_conv2d` has and `wgmma_matmul` lacks."""
 

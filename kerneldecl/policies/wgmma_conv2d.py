@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
@@ -56,6 +56,8 @@ MAX_RASTER_GROUP = 8
 SCATTERED_PIXELS_PENALTY = 0.2
 """Part of its time by which a tile of one pixel per image is slower than one of many pixels: they are further apart in memory. A tile
 of 2 x 2 pixels of 32 images took 0.87 of the time of 1 pixel of 128 images, 4 x 4 pixels of 8 images 0.9 (H200, 2026-11)."""
+MIN_PACKED_CHANNELS = 16
+"""Channels from which images are copied where TMA cannot read them: a k-tile has 64 of one tap, whether or not they are there. Assumed."""
 CLUSTER_FACTOR = 1.07
 """Ratio of the times of clusters that share filters and of single CTAs: 3 of 3 layers were slower (H200, 2026-11)."""
 
@@ -104,15 +106,15 @@ class Tiling(WgmmaParams):
         return self.block_m if self.swap_ab else self.block_n
 
     def candidate(self) -> Candidate:
-        return self.candidate_of("wgmma_conv2d", CONV_ALONE)
+        return self.candidate_of("wgmma_conv2d", (*CONV_ALONE, "pack") if self.pack else CONV_ALONE)
 
 
 def _why_not_tiled(problem: Problem, space: IterSpace, arch: Arch) -> str:
     conv, gemm = problem.conv, problem.gemm
-    dtype, is_aligned = gemm.a.dtype, conv.channels % ALIGNED_ITEMS == 0 and gemm.b.vector() == ALIGNED_ITEMS
+    dtype, is_wasted = gemm.a.dtype, conv.channels % ALIGNED_ITEMS > 0 and conv.channels < MIN_PACKED_CHANNELS
     reasons = (
         (dtype_bytes(dtype) != ITEM_BYTES, f"wgmma transposes 16-bit operands alone, and filters of {dtype} do not have k last"),
-        (not is_aligned, f"its channels or filters are not multiples of {ALIGNED_ITEMS}"),
+        (is_wasted, f"its channels are not a multiple of {ALIGNED_ITEMS}, and too few for a k-tile of {K_TILE_CHANNELS}"),
         (max(conv.strides) > MAX_TMA_BOX_STRIDE, f"its stride is larger than TMA's, {MAX_TMA_BOX_STRIDE}"),
         (not wgmma_matmul.why_not(space, arch), "it is a plain GEMM"),
     )
@@ -153,6 +155,20 @@ def _dimension(block: Block, terms: Sequence[tuple[int, int]], gemm: Contraction
         return None
     outputs, stride = (block.axes[spatial[0][0]].extent, spatial[0][1]) if spatial else (1, 1)
     return _Dimension(outputs, stride, math.prod(block.axes[axis].extent for axis in reduced))
+
+
+def _packed_estimates(problem: Problem) -> Iterator[Estimate]:
+    """Yield what `estimates` does, of copies of the operands that TMA cannot read, with the time to make them."""
+    conv, gemm = problem.conv, problem.gemm
+    unaligned = {"a": conv.channels % ALIGNED_ITEMS > 0, "b": gemm.b.vector() < ALIGNED_ITEMS}
+    operands = {name: getattr(gemm, name) for name, is_copied in unaligned.items() if is_copied}
+    if not operands:
+        yield from estimates(problem)
+        return
+    secs = model.packing_secs(problem.gpu, sum(operand.size_bytes for operand in operands.values()))
+    copies = {name: replace(operand, contiguous=K_TILE_CHANNELS) for name, operand in operands.items()}
+    for estimate in estimates(problem._replace(gemm=replace(gemm, **copies))):
+        yield estimate._replace(tiling=estimate.tiling._replace(pack=1), secs=estimate.secs + secs)  # type: ignore[attr-defined]
 
 
 def estimates(problem: Problem) -> Iterator[Estimate]:
@@ -317,5 +333,5 @@ def _dram_bytes(problem: Problem) -> float:
     return min(gemm.a.size_bytes, receptive) + gemm.b.size_bytes + outputs * problem.filters * dtype_bytes(problem.out_dtype)
 
 
-POLICY = ConvPolicy(_convolution, _why_not_tiled, estimates)
+POLICY = ConvPolicy(_convolution, _why_not_tiled, _packed_estimates)
 propose, proposals, why_not = POLICY.propose, POLICY.proposals, POLICY.why_not

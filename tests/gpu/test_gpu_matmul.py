@@ -72,9 +72,12 @@ OLDER = [
     replace(gemm(TENSOR_CORES, size, "7.5", layout=layout, dtype=dtype), gpu=TURING)
     for dtype, layout, size in itertools.product(("float16", "int8", "uint8"), LAYOUTS, [(256, 256, 256), (129, 66, 40)])
 ]
+LONG = [(30, 80, 4072), (6, 203, 3001), (203, 7, 3001), (1, 3, 9000)]
 ON_CUDA_CORES = [
-    gemm(CUDA_CORES, size, layout=layout, dtype="float32") for layout, size in itertools.product(LAYOUTS, [*SIZES, (1, 1, 1), (5, 7, 3)])
+    gemm(CUDA_CORES, size, layout=layout, dtype="float32")
+    for layout, size in itertools.product(LAYOUTS, [*SIZES, *LONG, (1, 1, 1), (5, 7, 3)])
 ]
+ON_CUDA_CORES += [gemm(CUDA_CORES, (6, 203, 3001), layout=layout, dtype=dtype) for layout in LAYOUTS for dtype in ("int8", "float64")]
 WITH_EPILOGUES = [
     gemm(choice, size, name, batch=3, layout="nt", dtype="float16", epilogue=epilogue)
     for (name, choice), size, epilogue in itertools.product(BOTH.items(), [(128, 256, 64), (100, 203, 117)], EPILOGUES)

@@ -35,6 +35,9 @@ PROPOSED: list[dict[str, Any]] = [
     {"epilogue": ["bias", "add", "relu"], "stride": 2, "n": 3, "h": 27},
     {"epilogue": ["bias", "silu"], "f": 72},
     {"epilogue": ["gelu"], "dtype": "bfloat16", "h": 14, "w": 14},
+    {"c": 55, "f": 937, "h": 25, "w": 25, "dtype": "bfloat16"},
+    {"c": 43, "f": 71, "n": 1, "stride": 2, "epilogue": ["bias", "relu"]},
+    {"f": 3, "epilogue": ["bias"]},
 ]
 
 

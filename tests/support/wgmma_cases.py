@@ -277,6 +277,16 @@ STREAMED_CONVOLUTIONS: list[Case] = [
     (RAGGED | {"f": 136, "epilogue": ("add", "bias")}, SWAPPED | {"cluster_m": 2, "consumers": 2, "block_m": 128}),
 ]
 """Convolutions whose residual TMA loads."""
+PACKED_CONVOLUTIONS: list[Case] = [
+    (RAGGED | {"c": 43, "f": 71}, {"block_n": 72, "pack": 1}),
+    (RAGGED | {"c": 75, "f": 37, "dtype": "bfloat16", "stride": 2, "epilogue": ("bias", "relu")}, {"pack": 1, "pdl": 1, "tile_w": 8}),
+    (RAGGED | {"c": 20}, {"pack": 1, "cluster_n": 2}),
+    (RAGGED | {"f": 70, "epilogue": ("bias", "add")}, {"pack": 1, "block_n": 128, "cluster_m": 2}),
+    (RAGGED | {"c": 55, "f": 131, "n": 1}, SWAPPED | {"pack": 1}),
+    (RAGGED | {"c": 55, "f": 67, "n": 1}, {"pack": 1, "split_k": 9, "workspace": 1, "pdl": 1}),
+    (RAGGED | {"c": 64, "f": 3, "dilation": 2}, {"pack": 1, "block_n": 8}),
+]
+"""Convolutions whose images, weights or both TMA cannot read: of copies."""
 CONVOLUTIONS: list[Case] = [
     (SMALL, {}),
     (SMALL, {"pdl": 1, "stages": 2, "tile_w": 1, "tile_h": 1}),
@@ -302,6 +312,7 @@ CONVOLUTIONS: list[Case] = [
     (SMALL | {"f": 136, "epilogue": ("bias", "add", "relu")}, SWAPPED | {"cluster_m": 2, "kernel_schedule": "pingpong", "consumers": 2}),
     (RAGGED | {"stride": 2, "f": 128, "epilogue": ("bias", "relu")}, SWAPPED | {"consumers": 2, "block_m": 128, "cluster_n": 2}),
     (RAGGED | {"out_dtype": "float32", "f": 24, "c": 128}, SWAPPED | {"split_k": 2}),
+    *PACKED_CONVOLUTIONS,
 ]
 
 FEW_CHANNELS: dict[str, Any] = {"n": 2, "h": 13, "w": 32, "c": 3, "f": 64, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "dtype": "float16"}

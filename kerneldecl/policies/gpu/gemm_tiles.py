@@ -96,17 +96,15 @@ def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
 def split_k_choices(blocks: int, k_tiles: int, min_k_tiles: int, gpu: Gpu, resident: int = 1) -> list[int]:
     """Return values of split-K: 1, and those with which the thread blocks fill the SMs once, twice, or with all that are resident.
 
-    `blocks` are the thread blocks without split-K, `min_k_tiles` the fewest that each of them must have.
+    `blocks` are the thread blocks without split-K, `min_k_tiles` the fewest that each of them must have: a reduction that is too short
+    to fill the SMs so is split into as many parts as have them.
     """
     filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
     filling.append(resident * gpu.sm_count // blocks)
-    return list(dict.fromkeys([1, *(split_k for split_k in filling if split_k and k_tiles // split_k >= min_k_tiles)]))
-
-
-def split_k_reduction_secs(gemm: Contraction, split_k: int, gpu: Gpu) -> float:
-    """Return the time of the kernel that adds up the partial results of split-K."""
-    batch, m, n, _ = gemm.extents
-    return gpu.launch_secs + batch * m * n * dtype_bytes(gemm.accum_dtype) * split_k / gpu.l2_bytes_per_s
+    most = k_tiles // min_k_tiles
+    # No part is left without a k-tile.
+    shortest = -(-k_tiles // -(-k_tiles // most)) if most else 1
+    return list(dict.fromkeys([1, *(split_k if split_k <= most else shortest for split_k in filling if split_k)]))
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({4, 12, 20}, CONVOLUTIONS))
+@pytest.mark.parametrize(("attrs", "params"), at({4, 12, 20, 27, 29}, CONVOLUTIONS))
 def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     assert error(wgmma_conv2d, rule_of(attrs), CONV_PARAMS | params, H200) <= 1
 
@@ -58,6 +58,7 @@ def test_registers_suffice(params: dict[str, Any]) -> None:
         ({"c": 3}, {}),
         ({"c": 12}, {}),
         ({"f": 36}, {}),
+        ({}, {"pack": 1}),
         ({"groups": 2}, {}),
         ({"dtype": "int8"}, {}),
         ({"stride": 9, "h": 64, "w": 64}, {}),
@@ -72,12 +73,12 @@ def test_none_where_it_does_not_apply(attrs: dict[str, Any], params: dict[str, A
     assert wgmma_conv2d.apply(mod, CONV_PARAMS | params, H200) is None
 
 
-def convolution(pad_value: float = 0.0, weights: str = "hwio", before: int = 1, after: int = 1) -> tvm.IRModule:
+def convolution(pad_value: float = 0.0, weights: str = "hwio", before: int = 1, after: int = 1, channels: int = 64) -> tvm.IRModule:
     """Return a 3 x 3 convolution of 4 images of 8 x 8 with padding, weights with contiguous filters (hwio) or channels (ohwi)."""
-    x = te.placeholder((4, 8, 8, 64), "float16", "X")
-    w = te.placeholder((3, 3, 64, 64) if weights == "hwio" else (64, 3, 3, 64), "float16", "W")
+    x = te.placeholder((4, 8, 8, channels), "float16", "X")
+    w = te.placeholder((3, 3, channels, 64) if weights == "hwio" else (64, 3, 3, channels), "float16", "W")
     padded = topi.nn.pad(x, [0, before, before, 0], [0, after, after, 0], pad_value, name="padded")
-    r, s, c = te.reduce_axis((0, 3), "r"), te.reduce_axis((0, 3), "s"), te.reduce_axis((0, 64), "c")
+    r, s, c = te.reduce_axis((0, 3), "r"), te.reduce_axis((0, 3), "s"), te.reduce_axis((0, channels), "c")
 
     def element(n: Any, i: Any, j: Any, f: Any) -> Any:
         operand = w(r, s, c, f) if weights == "hwio" else w(f, r, s, c)
@@ -90,13 +91,16 @@ def convolution(pad_value: float = 0.0, weights: str = "hwio", before: int = 1, 
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("weights", "before", "after"), [("hwio", 2, 0), ("ohwi", 1, 1), ("ohwi", 0, 2)])
-def test_other_paddings_and_weights_are_recognised(weights: str, before: int, after: int) -> None:
-    mod = wgmma_conv2d.apply(convolution(weights=weights, before=before, after=after), CONV_PARAMS, H200)
+@pytest.mark.parametrize(
+    ("weights", "before", "after", "channels"), [("hwio", 2, 0, 64), ("ohwi", 1, 1, 64), ("ohwi", 0, 2, 64), ("ohwi", 1, 1, 75)]
+)
+def test_other_paddings_and_weights_are_recognised(weights: str, before: int, after: int, channels: int) -> None:
+    params = CONV_PARAMS | {"pack": int(channels % 8 > 0)}
+    mod = wgmma_conv2d.apply(convolution(weights=weights, before=before, after=after, channels=channels), params, H200)
     assert mod is not None
     random = np.random.default_rng(0)
-    x = random.standard_normal((4, 8, 8, 64)).astype(np.float16)
-    w = random.standard_normal((3, 3, 64, 64)).astype(np.float16)
+    x = random.standard_normal((4, 8, 8, channels)).astype(np.float16)
+    w = random.standard_normal((3, 3, channels, 64)).astype(np.float16)
     padded = np.pad(x.astype(np.float32), ((0, 0), (before, after), (before, after), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
     want = np.einsum("nijcrs,rscf->nijf", windows, w.astype(np.float32))
