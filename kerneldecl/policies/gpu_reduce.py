@@ -46,6 +46,9 @@ OTHER_REGISTERS = 15
 ELEMENT_CYCLES = 24.0
 """Cycles in which a thread accumulates one element of a row after the one before: its conversions, the multiplication and the addition.
 Fitted to GEMVs on an H200."""
+TILE_COST = 0.08
+"""Part of DRAM's time that threads with several rows take longer: each warp then reads as many rows of DRAM at once. GEMVs of 33 and 47 MB
+took 1.1 to 1.2 times as long so (H200, 2026-11)."""
 ENOUGH_UNROLLED = 4
 """Loads that are unrolled where a thread has so many: nvcc unrolls what is left of the loop by itself."""
 WIDE_COLUMNS, WIDE_COLUMNS_COST = 8, 0.08
@@ -217,7 +220,7 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         + tiling.tile,
         flops=(rows.flops + ACCESS_FLOPS * rows.points / tiling.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
-        dram_bytes=rows.moved_bytes,
+        dram_bytes=rows.moved_bytes * (1 + TILE_COST * (tiling.tile > 1)),
         l2_bytes=rows.l2_bytes * waste * max(1.0, SECTOR_BYTES / (min(tiling.threads, vectors) * access_bytes)),
         # Operands that all rows share come from an SM's L1, which is shared memory by another name; where a thread takes more than
         # one access, its neighbours' are as far from one another, each in a line of its own.
