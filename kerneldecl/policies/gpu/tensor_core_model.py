@@ -55,7 +55,7 @@ OVERLAPPED_ADDRESS_CYCLES = 40.0
 """Cycles of a copy's address that pass while the copies through registers before it are in flight."""
 MMA_LATENCY_CYCLES = 35.0
 """Cycles from an mma.sync to the next one that adds to the same accumulators."""
-UNEVEN_EPILOGUE_FACTOR = 3.5
+UNEVEN_EPILOGUE_FACTOR = 2.0
 """Ratio of the times to store tiles whose columns are no power of 2 and others."""
 SMEM_EPILOGUE_CYCLES = 60.0
 """Cycles that a block takes more to store its results through shared memory, besides their bytes: two barriers, one more latency. Fitted
