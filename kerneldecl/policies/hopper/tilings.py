@@ -213,7 +213,7 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
 
 def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
     gemm, gpu = problem.gemm, problem.gpu
-    batch, _, _, k = gemm.extents
+    batch, m, _, k = gemm.extents
     rows, columns = _clusters(gemm, tiling)
     return model.TileGrid(
         tiles=batch * rows * columns * tiling.cluster_ctas,
@@ -225,6 +225,7 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         out_bytes=dtype_bytes(problem.out_dtype),
         dram_bytes=dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group * tiling.cluster_m), gpu.sm_count),
         operand_bytes=(gemm.a.size_bytes, gemm.b.size_bytes),
+        a_filled=m / (rows * tiling.cluster_m * tiling.block_m),
         store_bytes=math.gcd(gemm.extents[1 if tiling.swap_ab else 2] * dtype_bytes(problem.out_dtype), VECTOR_BYTES),
     )
 

@@ -175,6 +175,8 @@ class TileGrid(NamedTuple):
     """Whether those that share a tile's k meet in global memory, not in a cluster."""
     store_bytes: int = VECTOR_BYTES
     """Bytes to which rows of results are aligned, at most those of a vector."""
+    a_filled: float = 1.0
+    """Share of the rows of A's tiles that A has: TMA reads no others, which few rows of tokens leave to the tile's 64."""
 
     @property
     def cluster_split_k(self) -> int:
@@ -297,7 +299,7 @@ def _k_tile_costs(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> tuple[f
     via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
     instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
     via_registers += instructions / (gpu.warp_size * SM_PARTITIONS * cycles_per_s)
-    read_bytes = LINE_BYTES * (cta.tma_lines[0] / grid.cluster_n + cta.tma_lines[1] / grid.cluster_m)
+    read_bytes = LINE_BYTES * (cta.tma_lines[0] * grid.a_filled / grid.cluster_n + cta.tma_lines[1] / grid.cluster_m)
     return (
         multiply_adds * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * SM_TENSOR_RATE_FRACTION),
         smem_bytes / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s),
