@@ -29,6 +29,12 @@ OTHER_REGISTERS = 24
 BOUNDED_ROUND = 0.3
 """Latencies of each unrolled turn beyond the first where bounds are tested: nvcc resolves most of them. Fitted to 300 candidates of 20
 functions of odd sizes (H200, 2026-11)."""
+ELEMENT_CYCLES = 20.0
+"""Cycles of a thread for each of its elements, which it converts, computes and stores one after the other. Fitted to 500 pairs of
+candidates of 60 functions that differ in nothing but width or unrolling (H200, 2026-11)."""
+UNPREFETCHED_ROUND = 0.25
+"""Latencies that a kernel waits longer whose loads test bounds: none is prefetched while the kernel before ends. Functions of 7040 to
+400000 elements took 0.15 to 0.25 us less by blocks that divide them (H200, 2026-11)."""
 BOUNDED_TURN_CYCLES = 75.0
 """Cycles of a thread for each vector of a transposed tile where tiles do not divide extents: 20 tilings of 55 x 2049 (H200, 2026-11)."""
 TILES = ((64, 64), (32, 64), (64, 32), (32, 32), (128, 64), (64, 128))
@@ -116,7 +122,8 @@ def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_acros
             dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),
             l2_bytes=moved * (VECTOR_BYTES / min(VECTOR_BYTES, width * element)) ** 0.5,
             # Where the last block is not whole, turns test bounds.
-            rounds=1 if vectors % (threads * unroll) == 0 else 1 + BOUNDED_ROUND * (unroll - 1),
+            rounds=1 if vectors % (threads * unroll) == 0 else 1 + UNPREFETCHED_ROUND + BOUNDED_ROUND * (unroll - 1),
+            serial_cycles=ELEMENT_CYCLES * unroll * width,
             shared_loads=unroll * shared,
         )
         yield {"threads": threads, "width": width, "unroll": unroll}, (work,)

@@ -29,9 +29,8 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     split_k_choices,
 )
 from kerneldecl.policies.gpu.tensor_core_model import (
-    BRANCHED_LOADS_IN_FLIGHT,
+    FIRST_WINDOW_COPY_CYCLES,
     IMAGE_RESOLVED_COPIES,
-    LOADS_IN_FLIGHT,
     MIXED_WAIT,
     MMA_LATENCY_CYCLES,
     OVERLAPPED_ADDRESS_CYCLES,
@@ -48,6 +47,7 @@ from kerneldecl.policies.gpu.tensor_core_model import (
     min_sm_secs,
     multiplies_per_cycle,
     overlapped_fraction,
+    register_waits,
     sm_secs,
     start_secs,
 )
@@ -325,9 +325,8 @@ def _split_k_reduction_secs(gemm: Contraction, split_k: int, gpu: Gpu) -> float:
     """Return the time of the kernel that adds up split-K's partial results, which move as slowly as results are stored."""
     batch, m, n, _ = gemm.extents
     moved_bytes = batch * m * n * dtype_bytes(gemm.accum_dtype) * (split_k + 1)
-    return SPLIT_K_LAUNCH_FRACTION * gpu.launch_secs + moved_bytes / (
-        STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK
-    )
+    bytes_per_s = STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK
+    return SPLIT_K_LAUNCH_FRACTION * gpu.launch_secs + moved_bytes / bytes_per_s
 
 
 def _k_tile(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool) -> KTile:
@@ -339,17 +338,15 @@ def _k_tile(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool
     gpu, item_bytes = setting.gpu, dtype_bytes(setting.gemm.a.dtype)
     warp_m, warp_n = tiling.warp_tile
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
-    copies = _copy_cost(setting, tiling, is_double_buffered=is_double_buffered)
+    copies = _copy_cost(setting, tiling, is_double_buffered=is_double_buffered)._asdict()
     fragments_bytes = tiling.warps * (warp_m + warp_n) * tiling.block_k * item_bytes
     return KTile(
         multiply_cycles=tiling.block_m * tiling.block_n * tiling.block_k / setting.multiplies_per_cycle,
         chain_cycles=tiling.block_k * item_bytes / K_BYTES * MMA_LATENCY_CYCLES,
         smem_cycles=(tile_bytes + fragments_bytes) / gpu.smem_bytes_per_clock_per_sm,
         copy_cycles=tile_bytes / SM_BYTES_PER_CLOCK,
-        issue_cycles=copies.issue_cycles,
-        address_cycles=copies.address_cycles,
         overlapped=overlapped_fraction(warp_m // FRAGMENT, warp_n // FRAGMENT, 2 if is_double_buffered else 1),
-        register_waits=copies.register_waits,
+        **copies,
     )
 
 
@@ -359,6 +356,7 @@ class _CopyCost(NamedTuple):
     issue_cycles: float
     address_cycles: float
     register_waits: float
+    first_cycles: float
 
 
 def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool) -> _CopyCost:
@@ -368,7 +366,7 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
     _, m, n, k = gemm.extents
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
     issue = -tile_bytes / WARP_COPY_BYTES * COPY_INSTRUCTIONS if is_double_buffered else 0.0
-    address = waits = 0.0
+    address = waits = first = 0.0
     is_k_whole, is_k_one_axis = k % (tiling.block_k * tiling.split_k) == 0, len(gemm.k) == 1
     is_mixed = len({widest * item_bytes < MIN_ASYNC_COPY_BYTES for widest in setting.vectors}) == 2
     operands = ((tiling.block_m, m, gemm.m, gemm.a), (tiling.block_n, n, gemm.n, gemm.b))
@@ -389,9 +387,10 @@ def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: b
             has_windows = len(axes) > 1 and operand.size_bytes != size * k * item_bytes
             most = IMAGE_RESOLVED_COPIES if has_windows else RESOLVED_COPIES
             resolved = MIXED_WAIT if is_mixed and not operand.is_k_last else RESOLVED_WAIT
-            waits += resolved * math.ceil(copies / LOADS_IN_FLIGHT) if copies <= most else copies / BRANCHED_LOADS_IN_FLIGHT
+            waits += register_waits(copies, resolved if copies <= most else None, is_divided=is_divided)
             address -= copies * OVERLAPPED_ADDRESS_CYCLES
-    return _CopyCost(issue, address, waits)
+            first += has_windows * copies * FIRST_WINDOW_COPY_CYCLES
+    return _CopyCost(issue, address, waits, first)
 
 
 def _is_uneven(extent: int) -> bool:

@@ -46,6 +46,9 @@ OTHER_REGISTERS = 15
 ELEMENT_CYCLES = 24.0
 """Cycles in which a thread accumulates one element of a row after the one before: its conversions, the multiplication and the addition.
 Fitted to GEMVs on an H200."""
+TILE_COST = 0.08
+"""Part of DRAM's time that threads with several rows take longer: each warp then reads as many rows of DRAM at once. GEMVs of 33 and 47 MB
+took 1.1 to 1.2 times as long so (H200, 2026-11)."""
 ENOUGH_UNROLLED = 4
 """Loads that are unrolled where a thread has so many: nvcc unrolls what is left of the loop by itself."""
 WIDE_COLUMNS, WIDE_COLUMNS_COST = 8, 0.08
@@ -58,8 +61,17 @@ BOUNDED_LOAD_CYCLES = 250.0
 """Cycles in which a thread that sums a column waits for each of its loads where bounds are tested turn by turn, so that no load crosses
 another: a latency of L2. Sums and GEMVs of 40 to 13441 rows took 0.1 to 0.4 us a load so, and all loads of one turn are one wait; fitted,
 as the next one, to 350 tilings of 19 operators (H200, 2026-11)."""
+SHARED_COLUMN_CYCLES = 750.0
+"""Cycles of each load where several threads share a column and bounds are tested of columns: sums of 32 to 4420 rows, of 125 and 1119
+columns, took 0.32 to 0.5 us a load so, however unrolled (H200, 2026-11)."""
+SHARED_REST_CYCLES, ROLLED_REST_CYCLES = 400.0, 100.0
+"""Cycles of each load where they share one and unrolled rows are no whole turns; and where each row is a turn, which nvcc unrolls with
+fewer branches. Six sums of 26 to 517 rows took 0.18 to 0.3 us a load and 0.02 to 0.1 us (H200, 2026-11)."""
 COMBINED_CYCLES = 12.0
 """Cycles of one thread for each partial result of a column that it adds up out of shared memory, one after the other."""
+CHUNK_CYCLES = 120.0
+"""Cycles of a lane for each chunk that it adds up in the second kernel: 92 to 442 chunks of 125 and 176 columns took 0.06 us for each of
+3 to 14 a lane (two operators, H200, 2026-11)."""
 BRANCH_CYCLES = 200.0
 """Cycles that a thread waits more where the loads of a product's two operands are two branches: those of a single turn with bounds, or of
 whole 16 bytes with bounds. GEMVs of 72 to 7560 columns took 0.2 to 0.4 us more so (four operators, H200, 2026-11)."""
@@ -208,7 +220,7 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         + tiling.tile,
         flops=(rows.flops + ACCESS_FLOPS * rows.points / tiling.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
-        dram_bytes=rows.moved_bytes,
+        dram_bytes=rows.moved_bytes * (1 + TILE_COST * (tiling.tile > 1)),
         l2_bytes=rows.l2_bytes * waste * max(1.0, SECTOR_BYTES / (min(tiling.threads, vectors) * access_bytes)),
         # Operands that all rows share come from an SM's L1, which is shared memory by another name; where a thread takes more than
         # one access, its neighbours' are as far from one another, each in a line of its own.
@@ -225,7 +237,14 @@ def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
     """Yield the work of a second kernel in which a warp combines the chunks of one row."""
     if chunks > 1:
         threads = min(chunks, gpu.warp_size)
-        yield Work(blocks=count, threads=threads, l2_bytes=count * chunks * 4, rounds=load_rounds(-(-chunks // threads), 4))
+        loads = -(-chunks // threads)
+        yield Work(
+            blocks=count,
+            threads=threads,
+            l2_bytes=count * chunks * 4,
+            rounds=load_rounds(loads, 4),
+            serial_cycles=loads * CHUNK_CYCLES,
+        )
 
 
 def _combining_columns(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
@@ -283,7 +302,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             # As on rows, there are chunks where blocks are few.
             for chunks in _column_chunks(gpu, blocks, size, rows, unroll):
                 steps = -(-chunk_rows(size, chunks, rows * unroll) // rows)
-                has_bounds = _has_bounds(block, size % (chunks * rows * unroll) > 0, vectors % side > 0, rows)
+                load_cycles = _bounded_load_cycles(block, size % (chunks * rows * unroll) > 0, vectors % side > 0, (rows, unroll))
                 waste = -(-steps // unroll) * unroll * rows * chunks / size * blocks * side / (others * vectors)
                 work = Work(
                     blocks=blocks * chunks,
@@ -296,7 +315,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                     l2_bytes=moved * _touched_share(side * width * element),
                     rounds=_column_rounds(steps, width * element) * rolled,
                     barriers=1 if rows > 1 else 0,
-                    serial_cycles=has_bounds * _column_waits(steps, unroll) + _combining_cycles(rows, width),
+                    serial_cycles=_column_waits(steps, unroll, load_cycles) + _combining_cycles(rows, width),
                 )
                 params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
                 yield params, (work, *_combining_columns(gpu, combined, chunks))
@@ -312,14 +331,20 @@ def _column_chunks(gpu: Gpu, blocks: int, size: int, rows: int, unroll: int) -> 
     return list(dict.fromkeys(found))
 
 
-def _has_bounds(block: Block, has_rest: bool, has_partial: bool, rows: int) -> bool:
-    """Say whether additions test bounds, which no load crosses: of rows that are no whole turns, of columns only for single threads.
+def _bounded_load_cycles(block: Block, has_rest: bool, has_partial: bool, turn: tuple[int, int]) -> float:
+    """Return the cycles that each load waits which tests bounds, since no other crosses it: of rows that are no whole turns, of columns.
 
-    Padded columns and rows are bounded where they are loaded alone, and so are columns that several threads share.
+    `turn` is how many threads share a column, and how many rows each of them adds up in a turn. Padded columns are bounded where they are
+    loaded alone.
     """
-    if has_partial and _is_padded(block):
-        return False
-    return has_rest or (has_partial and rows == 1)
+    rows, unroll = turn
+    if _is_padded(block):
+        return BOUNDED_LOAD_CYCLES if has_rest and not has_partial else 0.0
+    if rows == 1:
+        return BOUNDED_LOAD_CYCLES if has_rest or has_partial else 0.0
+    if has_partial:
+        return SHARED_COLUMN_CYCLES
+    return (SHARED_REST_CYCLES if unroll > 1 else ROLLED_REST_CYCLES) if has_rest else 0.0
 
 
 def _touched_share(piece_bytes: int) -> float:
@@ -332,9 +357,12 @@ def _column_rounds(steps: int, access_bytes: int) -> float:
     return max(1.0, steps / THREAD_LOADS, steps * access_bytes / THREAD_BYTES)
 
 
-def _column_waits(steps: int, unroll: int) -> float:
-    """Return the cycles in which a thread waits for the loads of a column with bounds, which are resolved where they are one turn's."""
-    return steps * BOUNDED_LOAD_CYCLES if steps > unroll else 0.0
+def _column_waits(steps: int, unroll: int, load_cycles: float) -> float:
+    """Return the cycles in which a thread waits for the loads of a column, of which those of a single turn are resolved.
+
+    Not so those that wait for the bounds of columns that threads share.
+    """
+    return steps * load_cycles if steps > unroll or load_cycles == SHARED_COLUMN_CYCLES else 0.0
 
 
 def _combining_cycles(rows: int, width: int) -> float:

@@ -41,6 +41,11 @@ BOUNDED_VECTOR_CYCLES = 50.0
 """Cycles for each element of a thread's last vector of 16 bytes where some threads have one less: softmaxes of 136 to 3776 elements took
 0.2 to 0.6 us more with eight elements of 16 bits than with four. Norms, which load weights as well, did not."""
 
+BOUNDED_ROW_CYCLES, BOUNDED_ROW_LOADS = 500.0, 4
+"""Cycles for each of a thread's loads where the last block has fewer rows than others, so that each load is a branch that no other
+crosses; and the loads after which those of rows without weights cross them after all. Seven norms, softmaxes and losses of 5 to 1070
+rows took 0.2 to 0.35 us a load so (H200, 2026-11). Single threads of a row leave at once where they have none."""
+
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes.
@@ -76,6 +81,8 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         shuffles = len(reductions) * math.log2(row_threads) if row_threads <= gpu.warp_size else 0
         is_bounded = vectors % row_threads > 0 and width * element == VECTOR_BYTES and not weights
         bounded = BOUNDED_VECTOR_CYCLES * width if is_bounded else 0.0
+        if count % rows and row_threads > 1:
+            bounded += BOUNDED_ROW_CYCLES * (steps if weights else min(steps, BOUNDED_ROW_LOADS))
         work = Work(
             blocks=-(-count // rows),
             threads=row_threads * rows,

@@ -37,7 +37,11 @@ LEAST_ACCESS = 4
 """Bytes of L1's bandwidth that an access of a lane takes at least."""
 TAP_SHARE = 0.3
 """Part of DRAM's latency that each tap takes where a block has a part of the channels, in vectors that are not the widest: depthwise
-convolutions with 9 and 25 taps took 2.2 and 4.4 us longer so; why is not known (H200, 2026-11)."""
+convolutions with 9 and 25 taps took 2.2 and 4.4 us longer so, but none where images are powers of 2 wide; why is not known (H200,
+2026-11)."""
+PRODUCT_CYCLES = 24.0
+"""Cycles in which a thread adds a product after the one before, with the conversions of both operands: three depthwise convolutions of
+8-byte and 16-byte vectors took 0.3 to 0.9 us more than their loads (H200, 2026-11)."""
 MAX_WINDOW = 64
 """Elements of a sliding window along its reduced axes at most: a thread's loads of them are unrolled."""
 OTHER_REGISTERS = 24
@@ -63,11 +67,13 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     column = contiguous_axis(block, main)
     assert column is not None, "it runs across contiguous memory"
     channels, window, element = block.axes[column].extent, points(block, "reduce"), dtype_bytes(main.dtype)
+    is_divided = math.prod(block.axes[at].extent for at in _pixels(block, column)[-2:]).bit_count() > 1
     windows, moved, widest = points(block, "spatial") // channels, moved_bytes(space), max(access_widths(channels, element))
     for width, threads, rows, strip in _threads(block, column):
         read = points(block) * element * len(block.reads)
         # Where a block has a part of the channels, the loads of each tap wait for its weights.
-        taps = window if 1 < width < widest and threads * width < channels and len(block.reads) > 1 else 0
+        is_product = len(block.reads) > 1
+        taps = window if is_divided and 1 < width < widest and threads * width < channels and is_product else 0
         work = Work(
             blocks=windows * channels // (max(1, rows) * threads * width * max(1, strip)),
             threads=threads * max(1, rows),
@@ -78,6 +84,7 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             l2_bytes=moved * max(1.0, SECTOR_BYTES / (min(channels, threads * width) * element)),
             moved_smem_bytes=read if strip == 0 else max(element, LEAST_ACCESS) * points(block) * _accesses(strip, width),
             rounds=_waits(block, column, strip, element) if strip else rounds(window * width * element) + TAP_SHARE * taps,
+            serial_cycles=PRODUCT_CYCLES * window * width if is_product and not strip else 0.0,
         )
         yield {"threads": threads, "rows": rows, "width": width} | ({"strip": strip} if strip else {}), (work,)
 
@@ -87,7 +94,7 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
 
 def _columns(block: Block, column: int, gpu: Gpu, moved: int) -> Iterator[Timed]:
     """Yield columns of pixels whose windows threads load once, with the weights, where channels are no whole vectors."""
-    pixels = [at for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+    pixels = _pixels(block, column)
     if len(pixels) < 2:
         return
     rows, element, channels = block.axes[pixels[-2]].extent, dtype_bytes(largest(block).dtype), block.axes[column].extent
@@ -115,6 +122,11 @@ def _columns(block: Block, column: int, gpu: Gpu, moved: int) -> Iterator[Timed]
             yield {"threads": threads, "rows": 0, "width": 1, "column": strip}, (work,)
 
 
+def _pixels(block: Block, column: int) -> list[int]:
+    """Return the axes of images and their pixels, the columns last."""
+    return [at for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+
+
 def _box(block: Block, access: Access, pixels: Mapping[int, int]) -> int:
     """Return the elements that one thread reads of an operand: those of the windows of so many pixels along some axes."""
     counts = {at: pixels.get(at, axis.extent if axis.kind == "reduce" else 1) for at, axis in enumerate(block.axes)}
@@ -123,7 +135,7 @@ def _box(block: Block, access: Access, pixels: Mapping[int, int]) -> int:
 
 def _waits(block: Block, column: int, strip: int, element: int) -> int:
     """Return how often a thread waits for the loads of a strip's windows and of their weights, each of one element."""
-    pixels = [at for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+    pixels = _pixels(block, column)
     return load_rounds(sum(_box(block, access, {pixels[-1]: strip}) for access in block.reads), element)
 
 
@@ -142,7 +154,7 @@ def _threads(block: Block, column: int) -> Iterator[tuple[int, int, int, int]]:
     for width, side, block_threads in itertools.product(widths, SIDE, THREADS):
         threads = largest_divisor(channels // width, side)
         yield width, threads, largest_divisor(spatial // channels, max(1, block_threads // threads)), 0
-    pixels = [axis.extent for at, axis in enumerate(block.axes) if axis.kind == "spatial" and at != column and axis.extent > 1]
+    pixels = [block.axes[at].extent for at in _pixels(block, column)]
     if _has_lines(channels, dtype_bytes(largest(block).dtype)) and pixels:
         for strip in sorted({largest_divisor(pixels[-1], most) for most in STRIPS}):
             for threads in _line_threads(channels, spatial // (channels * strip)):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.hopper_limits import (
     K_TILE_BYTES,
     MAX_BLOCK_N,
@@ -293,6 +294,7 @@ def _estimate(problem: Problem, tiling: Tiling) -> Estimate:
         tiling.block_n,
         tiling.is_pingpong,
         tma_lines=(tma_lines(a, tiling.block_m), tma_lines(b, tiling.block_n)),
+        consumers=1 if tiling.is_pingpong else tiling.consumers,
         store_chunks=store_chunks(tiling, problem.out_dtype),
     )
     cost = model.tile_cost(gpu, problem.gemm.a.dtype, _grid(problem, tiling), cta)
@@ -322,6 +324,7 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         has_workspace=bool(tiling.workspace),
         out_bytes=dtype_bytes(problem.out_dtype),
         dram_bytes=_dram_bytes(problem),
+        store_bytes=math.gcd(problem.filters * dtype_bytes(problem.out_dtype), VECTOR_BYTES),
     )
 
 

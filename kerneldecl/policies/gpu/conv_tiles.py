@@ -36,6 +36,11 @@ ones, fitted to 60 tilings of 3 x 3 convolutions of 3 channels, which took 12 to
 BOUNDED_ROW_FACTOR, SINGLE_ROW_FACTOR, WHOLE_ROW_FACTOR, UNEVEN_WARPS_FACTOR = 1.6, 0.5, 0.2, 3.0
 """Ratio of these cycles where rows reach beyond the image, too; where a tile is one row; where it has whole rows; and where the warps are
 no power of 2, so that indices are divided by them."""
+TURN_CYCLES, BLOCK_CYCLES = 600.0, 150.0
+"""Cycles in which an SM's blocks wait for their pixels and weights before they multiply, and those that each block takes of an SM. Fitted,
+as the next one, to 240 tilings of 15 convolutions of 3 channels (H200, 2026-11)."""
+PIXEL_COPY_CYCLES, WEIGHT_COPY_CYCLES = 0.1, 0.04
+"""Cycles of an SM to copy an element of the image, each by itself, and a vector of weights."""
 MAX_FRAGMENTS = 16
 """Accumulator fragments of a warp at most: 128 registers per thread."""
 OTHER_REGISTERS = 40
@@ -182,7 +187,8 @@ def _secs(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams, gpu: G
     stores = (1 - tiling.smem_epilogue) * results * out_bytes(gemm) / SM_BYTES_PER_CLOCK
     cycles = multiply * (MULTIPLY_SLOWDOWN + MULTIPLY_SLOWDOWN_ALONE / resident) + FRAGMENT_LOAD_SHARE * loads + stores
     sm_blocks = -(-blocks // gpu.sm_count)
-    cycles = sm_blocks * cycles + -(-sm_blocks // resident) * _bounded_store_cycles(window, n, tiling)
+    cycles += BLOCK_CYCLES + PIXEL_COPY_CYCLES * image + WEIGHT_COPY_CYCLES * k_tiles * FRAGMENT * tiling.block_n / gemm.b.vector()
+    cycles = sm_blocks * cycles + -(-sm_blocks // resident) * (TURN_CYCLES + _bounded_store_cycles(window, n, tiling))
     sm_secs = cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     min_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
     l2_secs = blocks * (copied_bytes + stored_bytes) / gpu.l2_bytes_per_s

@@ -38,6 +38,10 @@ STRIP_CYCLES, RESULT_CYCLES = 40.0, 3.0
 LOAD_CYCLES = 1.5
 """Instructions of one load from shared memory."""
 
+DEPTHWISE_SLOWDOWN = 1.5
+"""How much longer depthwise convolutions take than their instructions, whose loads of one channel each wait more than others. Fitted to 35
+tilings of five convolutions (H200, 2026-11)."""
+
 
 def timed(sizes: GroupedConvSizes, gpu: Gpu) -> Iterator[tuple[float, GroupedConvSimtParams]]:
     """Yield what fits a GPU, with its predicted time."""
@@ -89,7 +93,8 @@ def _secs(sizes: GroupedConvSizes, params: GroupedConvSimtParams, gpu: Gpu) -> f
     latency = max(1.0, per_sm / resident) * (2 * DRAM_LATENCY_SECS + chain / clock)
     stored_bytes = params.vectors * params.width * dtype_bytes(sizes.out_dtype)
     moved_secs = p_norm(*memory_secs(tile, stored_bytes, gpu), exponent=OVERLAP)
-    return moved_secs + p_norm(sm_secs, latency, exponent=OVERLAP) + gpu.launch_secs
+    slowdown = DEPTHWISE_SLOWDOWN if sizes.is_depthwise else 1.0
+    return moved_secs + slowdown * p_norm(sm_secs, latency, exponent=OVERLAP) + gpu.launch_secs
 
 
 def _loads(sizes: GroupedConvSizes, params: GroupedConvSimtParams) -> tuple[int, int]:

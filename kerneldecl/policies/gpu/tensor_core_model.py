@@ -34,6 +34,12 @@ LATE = 0.15
 LOADS_IN_FLIGHT, BRANCHED_LOADS_IN_FLIGHT = 16.0, 6.0
 """Copies through registers of one operand that a thread has in flight: where nvcc resolves their bounds, and where each is a branch that
 others do not cross. The latter took 110 (matrices) to 350 (images) cycles a copy: 110 tilings of ten operators (H200, 2026-11)."""
+DIVIDED_LOADS_IN_FLIGHT = 3.0
+"""As `BRANCHED_LOADS_IN_FLIGHT`, where a row in shared memory is no power of 2 as well: copies took 200 to 460 cycles each then (six GEMMs
+of odd rows across k in tiles of 96 and 192, H200, 2026-11)."""
+FIRST_WINDOW_COPY_CYCLES = 300.0
+"""Cycles for each copy through registers of a block's first k-tile of pixels that windows share: each tests the bounds of its image, and
+nothing is multiplied meanwhile. Four convolutions of 3 x 3 x 3 took 0.2 to 0.3 us a copy so (40 tilings, H200, 2026-11)."""
 RESOLVED_COPIES, IMAGE_RESOLVED_COPIES = 32, 8
 """Copies of an operand up to which their bounds are resolved: of a matrix's rows, and of pixels, each of which has the bounds of its image.
 GEMMs and convolutions with 4 to 192 copies (H200, 2026-11): where a window slides over odd channels, a copy took 20 to 30 cycles of a
@@ -49,7 +55,7 @@ OVERLAPPED_ADDRESS_CYCLES = 40.0
 """Cycles of a copy's address that pass while the copies through registers before it are in flight."""
 MMA_LATENCY_CYCLES = 35.0
 """Cycles from an mma.sync to the next one that adds to the same accumulators."""
-UNEVEN_EPILOGUE_FACTOR = 3.5
+UNEVEN_EPILOGUE_FACTOR = 2.0
 """Ratio of the times to store tiles whose columns are no power of 2 and others."""
 SMEM_EPILOGUE_CYCLES = 60.0
 """Cycles that a block takes more to store its results through shared memory, besides their bytes: two barriers, one more latency. Fitted
@@ -80,6 +86,8 @@ class KTile(NamedTuple):
     """Fraction of the shorter of multiplying and loading that overlaps with the longer one."""
     register_waits: float
     """Latencies that one thread waits for copies through its registers; 0 where they are asynchronous."""
+    first_cycles: float = 0.0
+    """Cycles that a block waits for its first k-tile's copies, besides EDGE_CYCLES."""
 
 
 class Grid(NamedTuple):
@@ -141,7 +149,7 @@ def _round_cycles(grid: Grid, k_tile: KTile, resident: int, rounds: int = 1) -> 
     cycles = max(max(busy, chain) + rounds * waited, resident * k_tile.copy_cycles)
     # The first stages' copies are in flight before the first k-tile.
     arrivals = rounds * max(0, grid.k_tiles - prefetched) * arrival
-    return max(grid.k_tiles * cycles, arrivals) + rounds * EDGE_CYCLES + resident * grid.epilogue_cycles
+    return max(grid.k_tiles * cycles, arrivals) + rounds * (EDGE_CYCLES + k_tile.first_cycles) + resident * grid.epilogue_cycles
 
 
 def min_sm_secs(gpu: Gpu, grid: Grid, k_tile: KTile) -> float:
@@ -168,3 +176,14 @@ def overlapped_fraction(rows: int, columns: int, held: int) -> float:
     of two values of k held at once, half of the rest overlaps as well: GEMMs of 4096 on an H200.
     """
     return 1.0 - (rows + columns) / (4 * rows * columns * held)
+
+
+def register_waits(copies: float, resolved_wait: float | None, *, is_divided: bool) -> float:
+    """Return the latencies that a thread waits for so many copies of one operand through its registers.
+
+    `resolved_wait` is the part of a latency that it waits where their bounds are resolved, None where they are not. They never are where
+    a row in shared memory is no power of 2.
+    """
+    if is_divided:
+        return copies / DIVIDED_LOADS_IN_FLIGHT
+    return copies / BRANCHED_LOADS_IN_FLIGHT if resolved_wait is None else resolved_wait * math.ceil(copies / LOADS_IN_FLIGHT)

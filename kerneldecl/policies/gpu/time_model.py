@@ -40,7 +40,7 @@ H200."""
 FEW_TURNS = 4
 """Turns of an SM's blocks up to which the last one counts as whole: a few blocks that are left take as long as all. Fitted to 190 operators
 on an H200 (2026-11)."""
-EXPOSED, EXPOSED_POWER = 0.6, 1.5
+EXPOSED, EXPOSED_POWER = 0.6, 2.0
 """Part of the shorter of latency and throughput's time that an SM's only block does not overlap, since it loads, computes and stores in
 turn; and the power of an SM's blocks by which that is less. Fitted to 190 operators on an H200 (2026-11)."""
 SM_BYTES_PER_CLOCK = 64.0

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_BYTES,
     EPILOGUE_BUFFER_CHOICES,
@@ -186,6 +187,7 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
         is_staggered=tiling.is_staggered,
         a_consumers=tiling.consumers if is_from_registers(gemm.a) else 0,
         tma_lines=(tma_lines(gemm.a, tiling.block_m), tma_lines(gemm.b, tiling.block_n)),
+        consumers=1 if tiling.is_pingpong else tiling.consumers,
         store_chunks=store_chunks(tiling, problem.out_dtype),
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
@@ -211,7 +213,7 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
 
 def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
     gemm, gpu = problem.gemm, problem.gpu
-    batch, _, _, k = gemm.extents
+    batch, m, _, k = gemm.extents
     rows, columns = _clusters(gemm, tiling)
     return model.TileGrid(
         tiles=batch * rows * columns * tiling.cluster_ctas,
@@ -223,6 +225,8 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         out_bytes=dtype_bytes(problem.out_dtype),
         dram_bytes=dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group * tiling.cluster_m), gpu.sm_count),
         operand_bytes=(gemm.a.size_bytes, gemm.b.size_bytes),
+        a_filled=m / (rows * tiling.cluster_m * tiling.block_m),
+        store_bytes=math.gcd(gemm.extents[1 if tiling.swap_ab else 2] * dtype_bytes(problem.out_dtype), VECTOR_BYTES),
     )
 
 

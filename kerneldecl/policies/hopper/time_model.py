@@ -68,6 +68,9 @@ STAGE_FILL_SECS = 2.2e-8
 """Seconds per stage to start the loads that fill the pipeline. Fitted."""
 EPILOGUE_BYTES_PER_CYCLE = 40.0
 """Bytes per SM and cycle at which results leave registers through shared memory. Fitted."""
+LANES_STORED_PER_CYCLE = 6.0
+"""Lanes of a consumer that store results in a cycle where rows of results are not aligned for TMA: each lane then stores a few bytes by
+itself. Eight GEMMs and convolutions of odd widths took 0.42 to 0.57 us for each MB of results more than even ones (H200, 2026-11)."""
 CHUNK_SECS = 1e-7
 """Least seconds of a chunk of results, however narrow: a barrier, and TMA's store. Tiles of 136 to 248 columns that 16 does not divide,
 whose chunks have 8 columns, took 0.09 us a chunk more than tiles of whole chunks, half of which is overlapped (H200, 2026-11)."""
@@ -146,6 +149,8 @@ class CtaTile(NamedTuple):
     """Consumers that load A's k-tiles to registers for wgmma; 0 where it reads them in shared memory."""
     tma_lines: tuple[float, float] = (0.0, 0.0)
     """Lines of the caches that TMA reads for a k-tile of A and of B; 0 where none is known to begin or end amid a line."""
+    consumers: int = 1
+    """Consumer warpgroups that share the tile."""
     store_chunks: int = 0
     """Chunks in which each consumer stores a tile's results through shared memory, one after the other; 0 where they do not go there."""
 
@@ -168,6 +173,10 @@ class TileGrid(NamedTuple):
     """Bytes of A and of B; 0 where nothing is known of what L2 misses."""
     has_workspace: bool = False
     """Whether those that share a tile's k meet in global memory, not in a cluster."""
+    store_bytes: int = VECTOR_BYTES
+    """Bytes to which rows of results are aligned, at most those of a vector."""
+    a_filled: float = 1.0
+    """Share of the rows of A's tiles that A has: TMA reads no others, which few rows of tokens leave to the tile's 64."""
 
     @property
     def cluster_split_k(self) -> int:
@@ -256,9 +265,16 @@ def tile_cost(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> TileCost:
         sm_tiles=-(-grid.tiles * grid.split_k // (grid.cluster_ctas * resident_clusters(gpu, grid.cluster_ctas))),
         k_tile_secs=_k_tile_costs(gpu, dtype, grid, cta),
         kernel_secs=_kernel_costs(gpu, dtype, grid, cta),
-        epilogue_secs=max(results * grid.out_bytes / (EPILOGUE_BYTES_PER_CYCLE * cycles_per_s), cta.store_chunks * CHUNK_SECS),
+        epilogue_secs=max(results * grid.out_bytes / (_stored_per_cycle(grid, cta) * cycles_per_s), cta.store_chunks * CHUNK_SECS),
         split_k_secs=_split_k_secs(gpu, grid, results) if grid.split_k > 1 else 0.0,
     )
+
+
+def _stored_per_cycle(grid: TileGrid, cta: CtaTile) -> float:
+    """Return the bytes of a tile's results that leave an SM in a cycle."""
+    if grid.store_bytes == VECTOR_BYTES or grid.split_k > 1:
+        return EPILOGUE_BYTES_PER_CYCLE
+    return min(EPILOGUE_BYTES_PER_CYCLE, LANES_STORED_PER_CYCLE * cta.consumers * grid.store_bytes)
 
 
 def _split_k_secs(gpu: Gpu, grid: TileGrid, results: int) -> float:
@@ -283,7 +299,7 @@ def _k_tile_costs(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> tuple[f
     via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
     instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
     via_registers += instructions / (gpu.warp_size * SM_PARTITIONS * cycles_per_s)
-    read_bytes = LINE_BYTES * (cta.tma_lines[0] / grid.cluster_n + cta.tma_lines[1] / grid.cluster_m)
+    read_bytes = LINE_BYTES * (cta.tma_lines[0] * grid.a_filled / grid.cluster_n + cta.tma_lines[1] / grid.cluster_m)
     return (
         multiply_adds * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * SM_TENSOR_RATE_FRACTION),
         smem_bytes / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s),
