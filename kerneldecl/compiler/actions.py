@@ -40,7 +40,7 @@ from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.store.protocol import BlobStore
 from kerneldecl.toolchain.companions import counted_with
-from kerneldecl.toolchain.linkers import LINKERS
+from kerneldecl.toolchain.linkers import CANDIDATE_LINKERS
 
 Json = Mapping[str, Any]
 Spec = Mapping[str, Any]
@@ -132,7 +132,7 @@ def _link(content: bytes, path: Path, kind: str) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".link-") as scratch:
         made = Path(scratch) / path.name
         made.with_suffix(".o").write_bytes(content)
-        LINKERS[kind](made.with_suffix(".so"), [made.with_suffix(".o")])
+        CANDIDATE_LINKERS[kind](made.with_suffix(".so"), [made.with_suffix(".o")])
         for suffix in (".o", ".so"):
             made.with_suffix(suffix).replace(path.with_suffix(suffix))
 

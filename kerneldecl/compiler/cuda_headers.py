@@ -24,7 +24,7 @@ from kerneldecl.toolchain.declarations import Declaration, Headers, parsed
 
 _PTXAS = "--ptxas-options"
 """Flags that no header sees."""
-_CHOOSES_HOST = ("NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+_CHOOSES_HOST = ("NVCC_CCBIN", *nvcc.FLAGS_BESIDES)
 
 _known: dict[str, Headers] = {}
 """What this process has read, by key."""

@@ -37,6 +37,9 @@ CALLS: Mapping[str, tuple[Path, ...]] = MappingProxyType(
 """The sources that each function needs. TVM's allocator is not replaced where no device's memory is allocated."""
 VENDOR_CALLS = frozenset({OPENBLAS_READY, OPENBLAS_GEMM, CUBLASLT_MATMUL, CUDNN_CONV2D, CUDNN_ATTENTION})
 """The functions that call a vendor's library."""
+COMPILED_WITH = ("-std=c++17", "-O2", "-fPIC")
+LINKED_WITH = "-ldl"
+"""The compiler's flags for the sources, and for a library that holds them."""
 _INCLUDED = re.compile(r'^#include "(?P<name>[^"]+)"', re.MULTILINE)
 _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|(?P<literal>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')""", re.DOTALL)
 _UNCERTAIN = re.compile(r"""R"|\d'\d""")
@@ -45,8 +48,13 @@ _UNCERTAIN = re.compile(r"""R"|\d'\d""")
 
 def companions(objects: Sequence[Path], kind: str) -> list[str]:
     """Return the compiler's arguments that add what objects for archs of a kind call; nothing where they call nothing."""
-    sources = _sources(objects, CALLS if kind == "cuda" else CALLS.keys() & VENDOR_CALLS)
-    return ["-std=c++17", "-O2", "-fPIC", *sources, "-ldl"] if sources else []
+    sources = companion_sources(objects, kind)
+    return [*COMPILED_WITH, *sources, LINKED_WITH] if sources else []
+
+
+def companion_sources(objects: Sequence[Path], kind: str) -> list[str]:
+    """Return the sources of what objects for archs of a kind call."""
+    return _sources(objects, CALLS if kind == "cuda" else CALLS.keys() & VENDOR_CALLS)
 
 
 def vendor_sources(objects: Sequence[Path]) -> list[str]:

@@ -11,11 +11,22 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _WORD = re.compile(r"(?<!\w)[A-Za-z_]\w*")
+_NO_CODE = re.compile(r"""(?P<literal>"(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""Literals, such as instructions in assembly, and comments: words in them name no declaration."""
+_KEYWORDS = frozenset(
+    _WORD.findall(
+        """asm auto bool break case catch char class const constexpr continue decltype default delete do double else enum explicit extern
+        false float for friend if inline int long mutable namespace new noexcept nullptr operator private protected public return short
+        signed sizeof static static_cast struct switch template this throw true try typedef typename union unsigned using virtual void
+        volatile while __alignof __alignof__ __asm__ __attribute__ __extension__ __inline __inline__ __restrict__ __volatile__"""
+    )
+)
+"""Words that are no names, though declarations that are cut wrongly count them among theirs."""
 _TOKEN = re.compile(r"""[;{}()\[\]]|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^;{}()\[\]"']+""")
 _DIRECTIVE = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
 _PLACE = re.compile(r'#\s*\d+\s+"(?P<file>[^"]*)"')
@@ -39,6 +50,10 @@ _NOTHING = re.compile(r"\s*(?:;|static_assert\b|_Static_assert\b)")
 _TYPES = frozenset({"struct", "class", "union", "enum"})
 _NAMESPACE = re.compile(r"namespace\s+(\w+)")
 """One that has to be named: not an inline one."""
+
+
+_SETS = 64
+"""Sets of words of which the declarations are kept, each some hundred kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +81,30 @@ class Headers:
         """Places of the declarations of each name."""
         found: dict[str, list[int]] = {}
         for place, each in enumerate(self.declarations):
-            for name in () if each.is_operator else each.names:
+            for name in () if each.is_operator else each.names - _KEYWORDS:
                 found.setdefault(name, []).append(place)
         return found
 
     @functools.cached_property
     def operators(self) -> Mapping[int, frozenset[str]]:
         """Types in the signature of each operator, by its place."""
-        types = frozenset(name for each in self.declarations if each.is_type for name in each.names)
+        types = frozenset(name for each in self.declarations if each.is_type for name in each.names) - _KEYWORDS
         return {place: types & each.names for place, each in enumerate(self.declarations) if each.is_operator and types & each.names}
+
+    @functools.cached_property
+    def known(self) -> frozenset[str]:
+        """Words that may need a declaration or a macro: those that declare one, and namespaces."""
+        return frozenset([*self.places, *self.macros, *itertools.chain.from_iterable(map(_namespaces, self.declarations))])
+
+    @functools.cached_property
+    def words_of(self) -> Callable[[int], frozenset[str]]:
+        """The known words of the declaration at a place, which are looked for once."""
+        return functools.cache(lambda place: self.known.intersection(_WORD.findall(self.declarations[place].text)))
+
+    @functools.cached_property
+    def text_for(self) -> Callable[[frozenset[str]], str]:
+        """What known words need, in the headers' order: for the last few sets of words, since candidates of one template have the same."""
+        return functools.lru_cache(maxsize=_SETS)(functools.partial(_text_for, self))
 
 
 class _Part(NamedTuple):
@@ -92,7 +122,14 @@ def parsed(preprocessed: str) -> Headers:
 
 def needed(headers: Headers, source: str) -> str:
     """Return the declarations and macros that a source needs, in the headers' order."""
-    words = set(_WORD.findall(source))
+    return headers.text_for(headers.known.intersection(_WORD.findall(_NO_CODE.sub(_blank, source))))
+
+
+def _blank(found: re.Match[str]) -> str:
+    return '""' if found["literal"] else " "
+
+
+def _text_for(headers: Headers, words: frozenset[str]) -> str:
     macros = _needed_macros(headers.macros, words)
     found = _Search(headers).declarations([*words, *(word for text in macros for word in _WORD.findall(text))])
     return "\n".join([*_joined(found), *macros, ""])
@@ -148,7 +185,7 @@ class _Search:
     def _take(self, place: int) -> None:
         if place not in self._found:
             self._found.add(place)
-            self._todo.extend(_WORD.findall(self._headers.declarations[place].text))
+            self._todo.extend(self._headers.words_of(place))
 
 
 def _namespaces(declaration: Declaration) -> Iterator[str]:

@@ -7,8 +7,8 @@ compiles with --use_fast_math instead; here results are verified against a refer
 float32 exp must be one. FAST_MATH_FLAGS are for kernels whose inputs and outputs have 16 bits: there fast math's error of
 some ulp of float32 disappears in the rounding to 16 bits, and a float16 softmax takes a fourth of the instructions.
 
-Most of the time of a small kernel goes into CUDA's headers, 1.5 MB with those of C++. Where `Headers` are given, nvcc reads the
-declarations that the source needs in their place, and the cubin is the same, byte for byte.
+Most of the time of a small kernel goes into CUDA's headers, 1.5 MB with those of C++. Where `Headers` are given, the
+declarations that the source needs are compiled in their place, without nvcc itself (`nvcc_steps`); the cubin is the same, byte for byte.
 
 NVRTC, which has its headers built in, would be as fast, without a host compiler. It is not used: it gives other code, with addresses of 64
 bits in shared memory (CUDA 13.0), and linking needs a host compiler anyway. PyPI's nvidia-cuda-nvcc is a compiler for machines without a
@@ -29,8 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
+from kerneldecl.toolchain import nvcc_steps
 from kerneldecl.toolchain.declarations import Headers, needed
 from kerneldecl.toolchain.last_words import last_words
+from kerneldecl.toolchain.nvcc_steps import OUTPUT, SOURCE, Steps
 
 # TVM's code calls operators of half and bfloat16, which CUDA's headers would otherwise leave out.
 FLAGS = (
@@ -97,6 +99,8 @@ _MIN_MAX_INTRINSIC = """#if __CUDA_ARCH__ >= 800  // PTX ISA, "max"
 #else
   {}
 #endif"""
+FLAGS_BESIDES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+"""Variables with further flags, which nvcc reads."""
 _STACK = re.compile(r"Function properties for (?P<name>\w+)\n\s*(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill stores")
 
 
@@ -222,23 +226,36 @@ def shortened(source: str, headers: Headers) -> str | None:
 
 def _compiled_short(text: str, arch: str, flags: Sequence[str]) -> tuple[bytes, str] | None:
     """Return what `_compiled` does of a shortened source; None where it fails: the headers will tell whether the source is wrong."""
+    steps = _steps(compiler_for(arch).path, arch, tuple(flags), tuple(os.environ.get(name, "") for name in FLAGS_BESIDES))
+    if steps and nvcc_steps.suits(steps, text):
+        return nvcc_steps.compiled(steps, text)
     try:
         return _compiled(text, arch, [*flags, _NO_RUNTIME_HEADER])
     except ValueError:
         return None
 
 
+@functools.cache
+def _steps(path: str, arch: str, flags: tuple[str, ...], besides: tuple[str, ...]) -> Steps | None:  # noqa: ARG001  part of the key
+    """Return what an nvcc runs for a shortened source; None where it does not say so."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return nvcc_steps.steps_of(_run("", arch, [*flags, _NO_RUNTIME_HEADER, *nvcc_steps.LISTED], Path(folder)))
+        except ValueError:
+            return None
+
+
 def _compiled(text: str, arch: str, flags: Sequence[str]) -> tuple[bytes, str]:
     """Return what nvcc makes of a text, and what it reports."""
     with tempfile.TemporaryDirectory() as folder:
         report = _run(text, arch, flags, Path(folder))
-        return (Path(folder) / "kernel.out").read_bytes(), report
+        return (Path(folder) / OUTPUT).read_bytes(), report
 
 
 def _run(text: str, arch: str, flags: Sequence[str], folder: Path) -> str:
     """Have nvcc compile a text in a folder; return what it reports, raise ValueError where it fails."""
-    command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", "kernel.out", "kernel.cu"]
-    (folder / "kernel.cu").write_text(text, encoding="utf-8")
+    command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", OUTPUT, SOURCE]
+    (folder / SOURCE).write_text(text, encoding="utf-8")
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise ValueError(f"nvcc: {last_words(result)}")

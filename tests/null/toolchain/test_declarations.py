@@ -147,3 +147,12 @@ def test_macros_come_with_those_that_they_name_but_for_the_compilers_own() -> No
     assert needed(HEADERS, "TWICE").splitlines() == ["#define MOST 7", "#define TWICE (MOST * 2)", ""][:2]
     assert words("#ifdef GONE\n#if GIVEN + __BUILT_IN") == set()
     assert "#define __global__ __attribute__((global))" in needed(HEADERS, "__global__ void f() {}")
+
+
+def test_words_of_literals_and_comments_need_nothing() -> None:
+    assert words('asm volatile("tame \\" other;" :: "r"(0)); // round_up\n/* half_t\n*/') == set()
+    assert "tame" in words('asm("a" : "=f"(tame(1.0f)));')
+
+
+def test_a_function_is_not_found_by_the_keywords_of_its_type() -> None:
+    assert "loaded" not in words("inline typename mine(const int *);")

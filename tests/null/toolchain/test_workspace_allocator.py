@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kerneldecl.toolchain.cuda_objects import link_cuda_library
+from kerneldecl.errors import ToolchainError
+from kerneldecl.toolchain import cuda_objects
+from kerneldecl.toolchain.cuda_objects import link_cuda_candidate, link_cuda_library
 from kerneldecl.toolchain.cxx import compiler
 
 HOST_CODE = """
@@ -65,12 +67,12 @@ def compiled(folder: Path, name: str, text: str, *flags: str) -> Path:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return a fake of TVM's runtime, a library with two kernels' host code and one with a third's."""
+    """Return a fake of TVM's runtime, a library with two kernels' host code and one with a third's, linked as a candidate."""
     folder = tmp_path_factory.mktemp("workspaces")
     a, b, c = (compiled(folder, name, HOST_CODE.replace("NAME", name), "-c") for name in ("kd_a", "kd_b", "kd_c"))
     one, other = folder / "one.so", folder / "other.so"
     link_cuda_library(one, [a, b])
-    link_cuda_library(other, [c])
+    link_cuda_candidate(other, [c])
     return [compiled(folder, "runtime", RUNTIME, "-shared"), one, other]
 
 
@@ -101,3 +103,18 @@ def test_kernels_without_a_workspace_are_linked_without_the_allocator(tmp_path: 
     plain = compiled(tmp_path, "plain", 'extern "C" int kd_plain() { return 1; }', "-c")
     link_cuda_library(tmp_path / "plain.so", [plain])
     assert b"kerneldecl_cuda_pages" not in (tmp_path / "plain.so").read_bytes()
+
+
+def test_a_candidate_without_a_workspace_names_no_library(tmp_path: Path) -> None:
+    plain = compiled(tmp_path, "plain", 'extern "C" int kd_plain() { return 1; }', "-c")
+    link_cuda_candidate(tmp_path / "plain.so", [plain])
+    assert ctypes.CDLL(str(tmp_path / "plain.so")).kd_plain() == 1
+    assert b"libstdc++" not in (tmp_path / "plain.so").read_bytes()
+
+
+def test_a_candidate_is_refused_with_what_the_compiler_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong.cpp").write_text("missing\n", encoding="ascii")
+    monkeypatch.setattr(cuda_objects, "companion_sources", lambda *_: [str(tmp_path / "wrong.cpp")])
+    plain = compiled(tmp_path, "plain", 'extern "C" int kd_plain() { return 1; }', "-c")
+    with pytest.raises(ToolchainError, match=r"compiling wrong\.cpp failed: .*missing"):
+        link_cuda_candidate(tmp_path / "plain.so", [plain])

@@ -213,7 +213,7 @@ def test_a_library_that_is_made_again_is_whole_at_any_moment(space: Space, monke
         assert {path.name: path.read_bytes() for path in space.root.glob(f"{code}*")} == before
         raise ToolchainError("interrupted")
 
-    monkeypatch.setattr(actions, "LINKERS", {"cpu": halfway})
+    monkeypatch.setattr(actions, "CANDIDATE_LINKERS", {"cpu": halfway})
     with pytest.raises(ToolchainError):
         actions.build(**fields, force=True)
     assert {path.name: path.read_bytes() for path in space.root.glob(f"{code}*")} == before
