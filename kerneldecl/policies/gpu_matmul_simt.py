@@ -209,10 +209,9 @@ def _estimate(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu) -> Estimate:
         LATENCY_SECS * gpu.clock_hz / max(1, tiling.stages - 1) * (2 if tiling.stages == 1 else 1),
     )
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * dtype_bytes(gemm.a.dtype)
-    ends = START_CYCLES + RESULT_CYCLES * tiling.thread_m * tiling.thread_n
     traffic = dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group), most * gpu.sm_count)
     secs = max(
-        per_sm / resident * (k_tiles * k_tile_cycles + ends) / gpu.clock_hz,
+        per_sm / resident * (k_tiles * k_tile_cycles + START_CYCLES) / gpu.clock_hz,
         blocks * k_tiles * tile_bytes / gpu.l2_bytes_per_s,
         traffic / gpu.dram_bytes_per_s,
     )
