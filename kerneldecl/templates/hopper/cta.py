@@ -32,10 +32,10 @@ class Smem(NamedTuple):
     empty: Any
     order: Any
     """Barrier of two consumers that multiply one after the other."""
-    received: Any
-    """Barrier of what other CTAs send with split-K, where bytes are counted; None elsewhere."""
     tile_operand: Any
     """Barriers of the consumers for tiles of a residual; None where TMA loads none."""
+    received: Any = None
+    """Barrier of what other CTAs send with split-K, where bytes are counted; None elsewhere."""
 
 
 class Ids(NamedTuple):
