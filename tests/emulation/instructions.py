@@ -216,6 +216,15 @@ def _store_shared(i: Instruction) -> str:
     )
 
 
+def _store_async(i: Instruction) -> str:
+    address, source, barrier = i.operands
+    kind = _WIDTH[i.parts[-1]]
+    return " ".join(
+        f"{{ {kind} value = ({kind})({part}); machine::store_async({address} + {n} * sizeof({kind}), &value, sizeof({kind}), {barrier}); }}"
+        for n, part in enumerate(_vector(source))
+    )
+
+
 def _load_global(i: Instruction) -> str:
     to, address = i.operands[:2]
     kind = _WIDTH[i.parts[-1]]
@@ -351,6 +360,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"mapa\.shared::cluster\.u32", lambda i: f"{i.operands[0]} = machine::map_shared({', '.join(i.operands[1:])})"),
         (r"mapa\.u64", lambda i: f"{i.operands[0]} = machine::map_generic((uint64_t){i.operands[1]}, {i.operands[2]})"),
         (rf"ld{_SCOPES}\.shared(::cta|::cluster)?(\.v[24])?\.\w+", _load_shared),
+        (r"st\.async(\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(\.v[24])?\.\w+", _store_async),
         (rf"st{_SCOPES}\.shared(::cta|::cluster)?(\.v[24])?\.\w+", _store_shared),
         (rf"ld{_SCOPES}\.global{_SCOPES}(\.v[24])?\.\w+", _load_global),
         (rf"st{_SCOPES}\.global{_SCOPES}(\.v[24])?\.\w+", _store_global),

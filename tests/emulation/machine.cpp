@@ -993,6 +993,14 @@ void tensor_prefetch(int rank, const void* tensor, std::initializer_list<int> at
   me().cta->prefetched.insert({tensor, place_of(*(const CUtensorMap*)tensor, rank, at)});
 }
 
+void store_async(uint32_t to, const void* from, unsigned bytes, uint32_t barrier) {
+  if (target_of(to) != target_of(barrier)) fail("stores to one CTA and completes a barrier of another");
+  std::vector<uint8_t> value((const uint8_t*)from, (const uint8_t*)from + bytes);
+  uint32_t offset = offset_of(to);
+  if (offset % bytes) fail("writes %u bytes at an address that is no multiple of it", bytes);
+  fill_late({target_of(to)}, offset, bytes, offset_of(barrier), [=](uint8_t* shared) { memcpy(shared + offset, value.data(), bytes); });
+}
+
 void bulk_load(uint32_t to, const void* from, unsigned bytes, uint32_t barrier, int mask) {
   if (bytes % 16 || offset_of(to) % 16 || size_t(from) % 16) fail("copies %u bytes in bulk; size and addresses must be multiples of 16", bytes);
   note_global(from, bytes, false);

@@ -71,6 +71,7 @@ uint64_t map_generic(uint64_t address, unsigned rank);
 uint32_t map_shared(uint32_t address, unsigned rank);
 void load(uint32_t address, void* to, unsigned bytes);
 void store(uint32_t address, const void* from, unsigned bytes);
+void store_async(uint32_t address, const void* from, unsigned bytes, uint32_t barrier);
 void touch_global(const void* address, unsigned bytes, bool is_write);
 // Accesses that other threads may race with, and what they order: what a release follows is known to whom acquires its value.
 void strong_load(const void* address, void* to, unsigned bytes);

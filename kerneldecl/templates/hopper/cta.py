@@ -34,6 +34,8 @@ class Smem(NamedTuple):
     """Barrier of two consumers that multiply one after the other."""
     tile_operand: Any
     """Barriers of the consumers for tiles of a residual; None where TMA loads none."""
+    received: Any = None
+    """Barrier of what other CTAs send with split-K, where bytes are counted; None elsewhere."""
 
 
 class Ids(NamedTuple):

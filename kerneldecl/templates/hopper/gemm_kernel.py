@@ -13,6 +13,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, TMA_SMEM_ALIGN_BYTES
+from kerneldecl.templates.hopper.cluster_meetings import leave, meet_as_producer, meet_at_start, meet_before_sending
 from kerneldecl.templates.hopper.consumer import Consumer
 from kerneldecl.templates.hopper.cta import Cta, Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
@@ -21,7 +22,7 @@ from kerneldecl.templates.hopper.mainloop import finish_first_mma_tile, finish_m
 from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import packed
 from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
-from kerneldecl.templates.hopper.split_k import reduce_partials, send_partials
+from kerneldecl.templates.hopper.split_k import expect_partials, reduce_partials, send_partials
 from kerneldecl.templates.hopper.split_k_workspace import PartialSums, keep_partials
 from kerneldecl.templates.hopper.store import (
     StoreContext,
@@ -39,12 +40,6 @@ from kerneldecl.templates.hopper.turns import skip, wait_for_turn
 
 
 @T.inline
-def _cluster_sync():
-    T.ptx.barrier.cluster.arrive.release()
-    T.ptx.barrier.cluster.wait.acquire()
-
-
-@T.inline
 def _init_barriers(kernel, smem):
     """Have one thread initialise the barriers, and the cluster meet, or say that it is there where it meets later."""
     params = T.meta_var(kernel.params)
@@ -53,14 +48,10 @@ def _init_barriers(kernel, smem):
     smem.order.init(4)
     if kernel.streams_tile_operand:
         smem.tile_operand.init(1)
+    if kernel.meets_late:
+        smem.received.init(1)
     T.ptx.fence.mbarrier_init.release.cluster()
-    if params.cluster_ctas > 1 and not kernel.meets_late:
-        _cluster_sync()
-    else:
-        if kernel.meets_late and not kernel.reduces_in_stages:
-            # Nothing is handed over yet, so that nobody waits until all writes are seen everywhere.
-            T.ptx.barrier.cluster.arrive.relaxed()
-        T.cuda.cta_sync()
+    meet_at_start(kernel)
 
 
 @T.inline
@@ -100,13 +91,20 @@ def _store_stream_k(cta, context, workspace, scheduler, at):
 
 
 @T.inline
+def _expect(cta, is_first_warp):
+    """Have one thread say how much the CTA receives, where bytes are counted."""
+    if cta.kernel.meets_late:
+        if is_first_warp:
+            if T.cuda.elect_sync():
+                expect_partials(cta.kernel, cta.smem.received, cta.rank.split)
+            T.cuda.warp_sync()
+
+
+@T.inline
 def _send(cta, context):
     """Have a consumer send its accumulators to the CTAs of its cluster, where these have stages once none of them multiplies any more."""
-    if cta.kernel.reduces_in_stages:
-        _cluster_sync()
-    elif cta.kernel.meets_late:
-        T.ptx.barrier.cluster.wait.acquire()
-    send_partials(cta.kernel, context.acc, cta.smem.partials, cta.rank.split, cta.consumer_thread(cta.consumer))
+    meet_before_sending(cta.kernel)
+    send_partials(cta.kernel, context.acc, cta.smem, cta.rank.split, cta.consumer_thread(cta.consumer))
 
 
 @T.inline
@@ -202,6 +200,8 @@ def _reduce_split_k(cta, consumer):
     last = TileScheduler(kernel, cta.first, kernel.clusters)
     row = T.meta_var(last.row * params.block_m + consumer * (params.mma_tiles * MMA_TILE_ROWS))
     thread = T.meta_var(cta.consumer_thread(consumer))
+    if kernel.meets_late:
+        cta.smem.received.wait(0, 0)
     at = T.meta_var((last.batch, row, last.column * params.block_n))
     reduce_partials(kernel, cta.smem.partials, cta.rank.split, thread, at, cta.lanes)
 
@@ -238,6 +238,7 @@ def _run(kernel, maps, ids, workspace):
     full = TMABar(pool, params.stages)
     empty = MBarrier(pool, params.stages)
     order = MBarrier(pool, 2)
+    received = TMABar(pool, 1) if kernel.meets_late else T.meta_var(None)
     tile_operand = TMABar(pool, params.consumers) if plan.streams else T.meta_var(None)
     pool.commit()
     smem = T.meta_var(
@@ -251,6 +252,7 @@ def _run(kernel, maps, ids, workspace):
             full=full,
             empty=empty,
             order=order,
+            received=received,
             tile_operand=tile_operand,
         )
     )
@@ -261,21 +263,14 @@ def _run(kernel, maps, ids, workspace):
     _init_barriers(kernel, smem)
     consumer: T.let = ids.warpgroup - 1
     cta = T.meta_var(Cta(kernel=kernel, maps=maps, smem=smem, ids=ids, consumer=consumer))
+    _expect(cta, (ids.warpgroup == 0) & (ids.warp == 0))
     _wait_for_preceding(cta, (ids.warpgroup == 0) & (ids.warp == 0))
     if ids.warpgroup == 0:
         produce(cta)
-        if kernel.reduces_in_stages:
-            # All lanes arrive at once: the cluster meets again, and a lane that is late for this meeting must not count for that.
-            T.cuda.warp_sync()
-            _cluster_sync()
-        elif kernel.meets_late:
-            T.ptx.barrier.cluster.wait.acquire()
-            T.cuda.warp_sync()
+        meet_as_producer(kernel)
     else:
         _consume(cta, workspace)
-    if params.cluster_ctas > 1:
-        # The producer warp may come here in parts, so the barrier is not the aligned one.
-        _cluster_sync()
+    leave(kernel)
     if has_partials:
         if ids.warpgroup > 0:
             _reduce_split_k(cta, ids.warpgroup - 1)

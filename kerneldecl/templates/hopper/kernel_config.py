@@ -316,10 +316,10 @@ class GemmKernel:
         """Say whether a register that lies in some CTA's share is one of a thread's accumulators."""
         return True if self.split_k_share * self.params.split_k == self.accum.registers else register < self.accum.registers
 
-    def share_store(self, space: str) -> str:
+    def share_store(self, instruction: str) -> str:
         """Return the instruction by which split-K stores accumulators to shared memory, another CTA's or its own."""
         vector = f".v{self.registers_per_store}" if self.registers_per_store > 1 else ""
-        return f"st.{space}{vector}.{self.accum.ptx_type}"
+        return f"{instruction}{vector}.{self.accum.ptx_type}"
 
     @property
     def split_k_shape(self) -> tuple[int, int, int, int]:

@@ -12,8 +12,8 @@ from kerneldecl.templates.hopper.epilogue import meta_vars
 
 
 @T.inline
-def _store_share(kernel, acc, to, address, instruction):
-    """Have a thread store its accumulators of one CTA's share."""
+def _store_share(kernel, acc, to, address, instruction, barrier):
+    """Have a thread store its accumulators of one CTA's share; `barrier` counts the bytes, in a tuple that is empty where none does."""
     vector = T.meta_var(kernel.registers_per_store)
     count = T.meta_var(kernel.split_k_share)
     for i in T.unroll(count // vector):
@@ -21,6 +21,7 @@ def _store_share(kernel, acc, to, address, instruction):
             T.ptx[instruction](
                 address + T.uint32(i * kernel.params.consumers_per_tile * WARPGROUP_THREADS * vector * 4),
                 *[acc[to * count + i * vector + v] for v in range(vector)],
+                *barrier,
             )
 
 
@@ -30,19 +31,40 @@ def _send_share(kernel, acc, partials, to, sender):
     rank, thread = meta_vars(sender)
     address = T.alloc_local([1], "uint32")
     T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
-    _store_share(kernel, acc, to, address[0], kernel.share_store("shared::cluster"))
+    _store_share(kernel, acc, to, address[0], kernel.share_store("st.shared::cluster"), ())
 
 
 @T.inline
-def send_partials(kernel, acc, partials, rank, thread):
+def _send_share_async(kernel, acc, partials, received, to, sender):
+    """The same, without waiting until it has come there: a barrier of that CTA counts the bytes."""
+    rank, thread = meta_vars(sender)
+    address = T.alloc_local([2], "uint32")
+    T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
+    T.ptx.mapa.shared__cluster.u32(address[1], T.cuda.cvta_generic_to_shared(received.ptr_to([0])), T.uint32(to))
+    store = T.meta_var(kernel.share_store("st_async.shared::cluster.mbarrier::complete_tx::bytes"))
+    _store_share(kernel, acc, to, address[0], store, (address[1],))
+
+
+@T.inline
+def expect_partials(kernel, received, rank):
+    """Have one thread arrive at the barrier of what the other CTAs send to this one, and say how many bytes that is."""
+    share = T.meta_var(kernel.split_k_share)
+    registers = T.meta_var(T.min(share, kernel.accum.registers - rank * share))
+    threads = T.meta_var(kernel.params.consumers_per_tile * WARPGROUP_THREADS)
+    received.arrive(0, T.max(registers, 0) * ((kernel.params.split_k - 1) * threads * 4))
+
+
+@T.inline
+def send_partials(kernel, acc, smem, rank, thread):
     """Have a thread write its accumulators to the CTAs of its cluster, each of which reduces a share of them."""
+    partials = T.meta_var(smem.partials)
     for to in T.unroll(kernel.params.split_k):
         if kernel.meets_late:
             if rank == to:
                 own = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])))
-                _store_share(kernel, acc, to, own, kernel.share_store("shared"))
+                _store_share(kernel, acc, to, own, kernel.share_store("st.shared"), ())
             else:
-                _send_share(kernel, acc, partials, to, (rank, thread))
+                _send_share_async(kernel, acc, partials, smem.received, to, (rank, thread))
         else:
             _send_share(kernel, acc, partials, to, (rank, thread))
 

@@ -16,7 +16,7 @@ from support.wgmma_cases import SMS
 from kerneldecl.arrays import numpy_dtype, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.model import Arch, Value
+from kerneldecl.model import Arch, Proposal, Value
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.toolchain import nvcc
@@ -193,6 +193,26 @@ def test_the_template_takes_every_candidate(kind: str, size: tuple[int, int, int
 @pytest.mark.parametrize("attrs", [MXFP4 | {"m": 16}, NVFP4 | {"m": 300, "dtype": "bfloat16"}], ids=["MXFP4", "NVFP4"])
 def test_the_template_takes_every_candidate_of_blocks(attrs: dict[str, Any]) -> None:
     takes_every_candidate("quantized", {"n": 4096, "k": 4096, **attrs})
+
+
+@pytest.mark.parametrize("m", [1, 64, 128])
+def test_few_rows_are_tried_in_several_ways_where_weights_come_from_dram(m: int) -> None:
+    params = [dict(each.candidate.params) for each in proposed({"m": m, "n": 7168, "k": 16384}, 20)]
+    shapes = {tuple(each[name] for name in ("block_n", "stages", "split_k", "workspace")) for each in params}
+    assert len(shapes) >= 5
+    assert {"prefetch" in each for each in params} == {False, True}
+    assert {each.get("l2_fetch", 128) for each in params} == {128, 256}
+    assert all(made("block_scaled", {"m": m, "n": 7168, "k": 16384}, each, the_gpu(132)) is not None for each in params[::6])
+
+
+@pytest.mark.parametrize("attrs", [{"m": 4096, "n": 7168, "k": 16384}, {"m": 64, "n": 2048, "k": 2048}], ids=str)
+def test_others_stream_no_weights(attrs: dict[str, Any]) -> None:
+    assert not any({"prefetch", "l2_fetch"} & {*dict(each.candidate.params)} for each in proposed(attrs, 20))
+
+
+def proposed(attrs: dict[str, Any], top_k: int) -> tuple[Proposal, ...]:
+    policy = load_module("policies", ROOT, "wgmma_matmul_block_scaled")
+    return tuple(policy.propose(iter_space(canonical.lower(rule_of("block_scaled", attrs))), the_gpu(132), top_k))
 
 
 def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
