@@ -14,7 +14,7 @@ from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_elementwise
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, ranked
-from kerneldecl.policies.gpu_elementwise import OTHER_REGISTERS, THREADS, UNROLL, UNROLL_COST
+from kerneldecl.policies.gpu_elementwise import ELEMENT_CYCLES, OTHER_REGISTERS, THREADS, UNPREFETCHED_ROUND, UNROLL, UNROLL_COST
 from kerneldecl.policies.shared.traffic import moved_bytes, points
 
 TEMPLATES = ("gpu_flat_elementwise", "gpu_elementwise")
@@ -46,5 +46,7 @@ def _timed(space: IterSpace, sizes: FlatSizes, gpu: Gpu) -> Iterator[Timed]:
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),
             l2_bytes=nbytes,
+            rounds=1 + UNPREFETCHED_ROUND,
+            serial_cycles=ELEMENT_CYCLES * unroll * sizes.width,
         )
         yield params._asdict(), (work,)

@@ -79,8 +79,9 @@ RESIDUAL_CHUNK_SECS = 7e-7
 chunks) and 1.2 (3 x 3 convolution of 320 channels, six chunks; H200, 2026-11). TMA loads whole tiles meanwhile, where they have room."""
 STAGGERED_EXPOSED_EPILOGUE = 0.4
 """Part of an epilogue that is not hidden by the other consumer in the staggered schedule. Assumed."""
-CLUSTER_SECS = 7.5e-7
-"""Seconds for which the CTAs of a cluster wait for each other at the start and at the end. Fitted."""
+CLUSTER_SECS, SPLIT_K_CLUSTER_SECS = 7.5e-7, 5e-7
+"""Seconds for which the CTAs of a cluster wait for each other at the start and at the end; and where they share a tile's k, but for what
+its reduction takes. Fitted, the latter to 14 pairs of kernels with and without split-K (H200, 2026-11)."""
 LARGE_CLUSTERS_PER_UNPLACED, ODD_CLUSTERS_PER_UNPLACED = 11, 5
 """Clusters of more than 2 CTAs that would fill the SMs, for each one that finds no room: a cluster lies within one GPC, and those have
 16 or 18 SMs. Powers of 2 first: an H200 holds 30 clusters of 4 at once; other sizes leave more of a GPC idle: 36 clusters of 3 ran at
@@ -349,7 +350,7 @@ def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: fl
         k_tiles, tile_ends, reduction = _stream_k(gpu, grid, cta, pipeline.stream_k)
     sm_secs = k_tiles * _k_tile_secs(cost, pipeline, ctas) + tile_ends * between_tiles
     steady_secs = p_norm(sm_secs, *cost.kernel_secs, exponent=KERNEL_P_NORM)
-    cluster = CLUSTER_SECS if grid.cluster_ctas > 1 else 0.0
+    cluster = 0.0 if grid.cluster_ctas == 1 else SPLIT_K_CLUSTER_SECS if grid.cluster_split_k > 1 else CLUSTER_SECS
     return PROLOGUE_SECS + pipeline.stages * STAGE_FILL_SECS + steady_secs + epilogue + reduction + cluster
 
 
