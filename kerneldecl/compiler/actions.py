@@ -24,7 +24,7 @@ from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_outside_bucket
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
-from kerneldecl.compiler.prim_funcs import traceless_function
+from kerneldecl.compiler.prim_funcs import traceless_function, traceless_text
 from kerneldecl.compiler.rows import MANY_SMS, ONE_ROW, TRACE, for_any_rows, rows_of, unit_of, varying_extents, with_upto
 from kerneldecl.compiler.rule_numbers import rule_numbers
 from kerneldecl.errors import DeclarationError
@@ -104,7 +104,8 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     if result is None:
         return {"failure": "the template gives no kernel of any number of rows" if "rows" in spec else "the template does not apply"}
     symbol = symbol_of(spec["computation"])
-    scheduled = result.digest if result.schedule else counted_with(result.digest, result.mod["main"].script().encode())
+    text = b"" if result.schedule else traceless_text(result.mod)
+    scheduled = counted_with(digest(text), text) if text else result.digest
     manifest = build_manifest(scheduled, symbol, parsed, toolchain, spec.get("names", ""))
     store = _store(spec)
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing

@@ -87,4 +87,9 @@ def in_place_of(func: Any, scheduled: Any) -> Any:
 
 def traceless_digest(mod: tvm.IRModule) -> str:
     """Return the digest of the function as it is written; names are not canonical, as TIRx declares variables before it assigns them."""
-    return digest(mod["main"].script(show_meta=True).encode())
+    return digest(traceless_text(mod))
+
+
+def traceless_text(mod: tvm.IRModule) -> bytes:
+    """Return the function as it is written."""
+    return str(mod["main"].script(show_meta=True)).encode()
