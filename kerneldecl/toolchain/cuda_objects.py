@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kerneldecl.store.scratch import scratch_folder
-from kerneldecl.toolchain.companions import COMPILED_WITH, LINKED_WITH, companion_sources, companions
+from kerneldecl.toolchain.companions import COMPILED_WITH, LINKED_WITH, WORKSPACE_ALLOCATOR, companion_sources, companions
 from kerneldecl.toolchain.cxx import compiler, run
 
 SECTION = "kerneldecl_modules"
@@ -83,17 +83,18 @@ def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
 
 
 def link_cuda_candidate(library: Path, objects: Sequence[Path]) -> None:
-    """Link as `link_cuda_library` does, but a library that is measured only, in a fourth of the time.
+    """Link as `link_cuda_library` does, but a library that is measured only, in less time.
 
-    What objects call is compiled once in a process. Where they call none of it, they need TVM's runtime and the C library, which a
-    process that loads kernels has: to look through C++'s library would be most of the linker's work.
+    What objects call is compiled once in a process. Where that is no vendor's library, they need TVM's runtime and the C library, which
+    a process that loads kernels has: to look through C++'s library would be most of the linker's work.
     """
     sources = companion_sources(objects, "cuda")
+    calls_vendor = any(source != str(WORKSPACE_ALLOCATOR) for source in sources)
     with scratch_folder() as path:
         compiled = [path / f"companion-{at}.o" for at in range(len(sources))]
         for file, source in zip(compiled, sources, strict=True):
             file.write_bytes(_companion(source))
-        _linked(library, objects, [*map(str, compiled), LINKED_WITH] if compiled else ["-nostdlib"])
+        _linked(library, objects, [*map(str, compiled), *([LINKED_WITH] if calls_vendor else ["-nostdlib"])])
 
 
 @functools.cache

@@ -31,8 +31,9 @@ _SEEN_BY_NOBODY = re.compile(r"-(?:std=|O\d|w$|E$|m64$|I|isystem|x|o)")
 """Options of a preprocessor that change nothing where nothing is included."""
 _HEADER = "cuda_runtime.h"
 """What nvcc includes; `nvcc.compile_cubin` says that it has been read."""
-_CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(?P<text>(?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE)
-_DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(?P<name>\w+)", re.MULTILINE)
+_CONDITION = re.compile(r"#[ \t]*(?:if|ifdef|ifndef|elif)\b(?P<text>(?:[^\n]*\\\n)*[^\n]*)")
+_DEFINED = re.compile(r"#[ \t]*define[ \t]+(?P<name>\w+)")
+"""Wherever in a line: that is found sooner than at its beginning."""
 _COMPILERS_OWN = re.compile(r"\b__\w+")
 
 
