@@ -93,6 +93,11 @@ and 13.5 us behind a foreign one, one that fills its SMs 12.3 us back to back (1
 STAGE_SECS = 0.15e-6
 """Seconds that each stage over the first two costs. Less than measured: 2, 3 and 6 stages of 16, 16 and 8 warps took 11.4, 11.9 and 13.7 us
 while each warp started the copies of all its stages at once (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
+START_SECS = 1.5e-6
+"""Seconds from the first arrivals to a full stream, which warps with few long steps have late: eight kernels of 1, 8, 16 and 64 x 8192 x
+8192 (H200, 2026-11), as the next one."""
+ROUND_BYTES_PER_CLOCK = 30.0
+"""Rate at which activations come in rounds, for which all warps of a thread block wait."""
 PREFETCH_SECS = 0.02e-6
 """Seconds that each step of L2 prefetch costs. Much less than measured behind a foreign kernel, which it does not overlap: 1, 2 and 4 steps
 took 13.4, 14.5 and 15.8 us; back to back 11.9, 11.9 and 12.6."""
@@ -212,14 +217,21 @@ def _adds_activations(sizes: PackedSizes, params: PackedParams) -> bool:
     return params.scales_sums(sizes) and not sizes.is_float4
 
 
+def _activation_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> float:
+    """Return how long a thread block waits for its activations, of which each warp does not copy its own: in rounds it does all along."""
+    if params.stream == BY_ROUNDS:
+        nbytes = 2 * sizes.m * params.block_steps(sizes) * sizes.step
+        return nbytes / ROUND_BYTES_PER_CLOCK / gpu.clock_hz
+    # Half of the first weights are on their way before the activations, which come from L2.
+    return params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK / gpu.clock_hz / 2
+
+
 def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: bool) -> float:
     """Return the seconds that a kernel takes once: its launch, the first copies, the activations, the sums over warps and blocks."""
     has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
     secs = model.launch_secs(gpu, has_pdl=has_pdl) + (CROWDED_SECS if has_pdl and has_room else 0.0)
-    cycle = 1 / gpu.clock_hz
-    # Half of the first weights are on their way before the activations, which come from L2.
-    activation_secs = 0.0 if params.stream else params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle / 2
-    partial_secs = 2 * params.partial_bytes(sizes) / gpu.smem_bytes_per_clock_per_sm * cycle
-    secs += DRAM_LATENCY_SECS + activation_secs + COMBINE_SECS + BARRIER_SECS + partial_secs
+    activation_secs = 0.0 if params.stream == BY_STEPS else _activation_secs(sizes, params, gpu)
+    partial_secs = 2 * params.partial_bytes(sizes) / gpu.smem_bytes_per_clock_per_sm / gpu.clock_hz
+    secs += DRAM_LATENCY_SECS + START_SECS + activation_secs + COMBINE_SECS + BARRIER_SECS + partial_secs
     secs += STAGE_SECS * (params.stages - MIN_STAGES) + PREFETCH_SECS * params.prefetch
     return secs + (model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (params.split_k - 1) if params.split_k > 1 else 0.0)

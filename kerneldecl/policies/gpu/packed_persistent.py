@@ -56,18 +56,21 @@ FEW_WARPS_SECS = 0.4e-6
 2 to 3.5 us longer (1 and 16 x 8192 x 8192; H200, 2026-11), but had long steps."""
 LOAD_LATENCY_SECS = 1.0e-6
 """Seconds from a copy to its arrival, while all SMs load. Assumed."""
-START_SECS = 0.2e-6
-"""Seconds from the start of thread blocks to the first arrivals. Assumed: one row is predicted to take 10.0 us, where `gpu_gemv_i4`, whose
-warps walk over rows in the same way, took 9.54 (1 x 8192 x 8192; H200, 2026-11)."""
-IDLE_SHARE = 0.3
-"""Part of the time for which DRAM would have nothing to do while activations come that it has not: thread blocks start one after another.
-Assumed."""
+START_SECS = 0.4e-6
+"""Seconds from the start of thread blocks to the first arrivals: 18 kernels of 1 x 8192 x 8192 (H200, 2026-11), as STAGE_SECS and
+PREFETCHED_SECS."""
+STAGE_SECS = 0.15e-6
+"""Seconds that each stage over the first two costs: six stages of 2 KB took 11.9 us, 13 of 1 KB 13.7."""
+PREFETCHED_SECS = 0.45e-6
+"""Seconds that L2 prefetch saves back to back: four pairs of kernels."""
+ACTIVATION_BYTES_PER_CLOCK = 12.0
+"""Rate at which activations come to a thread block that all others ask for at the same time, and that waits for them: 64 and 128 KB a block
+took about 3 and 6 us longer than 16 (1, 8 and 16 x 8192 x 8192, 28 kernels; H200, 2026-11)."""
 BULK_SECS = 0.05e-6
 """Seconds that bulk copies of half a kilobyte cost. Assumed."""
-PREFETCH_SECS = 0.02e-6
-"""Seconds that each step of L2 prefetch costs. Assumed: as those of `gpu_matmul_packed`, whose steps are larger."""
-CLUSTER_SHARE = 0.5
-"""Part of what clusters of GEMMs on wgmma wait for each other: here they do so at the end only."""
+CLUSTER_SHARE = 1.5
+"""Multiple of what clusters of GEMMs on wgmma wait for each other: one row took 12.2 and 12.6 us with split-K of two, 11.2 to 11.7 without
+(1 x 8192 x 8192; H200, 2026-11)."""
 CROWDED_SECS = 2.5e-6
 """Seconds that PDL costs where an SM has room for a thread block of the next kernel beside its own: see `gpu_matmul_packed`."""
 OVERLAP = 4.0
@@ -149,7 +152,7 @@ def _secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, moved: int) ->
     # The last arrivals are multiplied alone.
     tail_secs = params.warps * instructions / (SM_PARTITIONS * ISSUE_SHARE) * cycle
     once_secs = _once_secs(sizes, params, gpu, has_room=resident > -(-blocks // gpu.sm_count))
-    return p_norm(*times, exponent=OVERLAP) + tail_secs + _idle_secs(sizes, params, gpu) + once_secs
+    return p_norm(*times, exponent=OVERLAP) + tail_secs + _activation_secs(sizes, params, gpu) + once_secs
 
 
 def _instructions(sizes: PackedSizes, params: PersistentParams) -> float:
@@ -161,14 +164,9 @@ def _instructions(sizes: PackedSizes, params: PersistentParams) -> float:
     return step + row_tiles * (k_tiles * (values + 4 * sizes.fragments) + params.step_scales(sizes) * run)
 
 
-def _idle_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu) -> float:
-    """Return for how long DRAM has nothing to do: activations are on their way, and the weights have come whose stages they leave free."""
-    cycle, blocks = 1 / gpu.clock_hz, params.blocks(sizes) * params.split_k
-    # All thread blocks read the same lines of L2 at once, beside the first weights.
-    own_secs = params.warps * params.activation_bytes(sizes) / SM_BYTES_PER_CLOCK * cycle
-    ahead = params.stages - 1 if params.cover else max(params.free_stages(sizes), params.prefetch)
-    ahead_bytes = blocks * params.warps * ahead * params.stage_bytes(sizes)
-    return IDLE_SHARE * max(0.0, LOAD_LATENCY_SECS + own_secs - ahead_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE))
+def _activation_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu) -> float:
+    """Return how long a thread block waits for its activations, for which weights leave stages free."""
+    return params.warps * params.activation_bytes(sizes) / ACTIVATION_BYTES_PER_CLOCK / gpu.clock_hz
 
 
 def _once_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, *, has_room: bool) -> float:
@@ -180,5 +178,5 @@ def _once_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, *, has_ro
     secs += START_SECS + COMBINE_SECS + BARRIER_SECS * -(-params.tiles // params.held)
     secs += partial_bytes / gpu.smem_bytes_per_clock_per_sm / gpu.clock_hz
     secs += FEW_WARPS_SECS * math.log2(MANY_WARPS / params.warps)
-    secs += BULK_SECS * params.bulk + PREFETCH_SECS * (params.prefetch + params.cover)
+    secs += BULK_SECS * params.bulk + STAGE_SECS * (params.stages - 2) - (PREFETCHED_SECS if params.prefetch else 0.0)
     return secs + (CLUSTER_SHARE * model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (params.split_k - 1) if params.split_k > 1 else 0.0)
