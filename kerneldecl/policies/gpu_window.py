@@ -39,8 +39,8 @@ TAP_SHARE = 0.3
 """Part of DRAM's latency that each tap takes where a block has a part of the channels, in vectors that are not the widest: depthwise
 convolutions with 9 and 25 taps took 2.2 and 4.4 us longer so, but none where images are powers of 2 wide; why is not known (H200,
 2026-11)."""
-PRODUCT_CYCLES = 24.0
-"""Cycles in which a thread adds a product after the one before, with the conversions of both operands: three depthwise convolutions of
+MULTIPLY_ADD_CYCLES = 24.0
+"""Cycles of a multiply-add after the one before it, with the conversions of both operands: three depthwise convolutions of
 8-byte and 16-byte vectors took 0.3 to 0.9 us more than their loads (H200, 2026-11)."""
 MAX_WINDOW = 64
 """Elements of a sliding window along its reduced axes at most: a thread's loads of them are unrolled."""
@@ -72,8 +72,8 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     for width, threads, rows, strip in _threads(block, column):
         read = points(block) * element * len(block.reads)
         # Where a block has a part of the channels, the loads of each tap wait for its weights.
-        is_product = len(block.reads) > 1
-        taps = window if is_divided and 1 < width < widest and threads * width < channels and is_product else 0
+        multiplies = len(block.reads) > 1
+        taps = window if is_divided and 1 < width < widest and threads * width < channels and multiplies else 0
         work = Work(
             blocks=windows * channels // (max(1, rows) * threads * width * max(1, strip)),
             threads=threads * max(1, rows),
@@ -84,7 +84,7 @@ def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             l2_bytes=moved * max(1.0, SECTOR_BYTES / (min(channels, threads * width) * element)),
             moved_smem_bytes=read if strip == 0 else max(element, LEAST_ACCESS) * points(block) * _accesses(strip, width),
             rounds=_waits(block, column, strip, element) if strip else rounds(window * width * element) + TAP_SHARE * taps,
-            serial_cycles=PRODUCT_CYCLES * window * width if is_product and not strip else 0.0,
+            serial_cycles=MULTIPLY_ADD_CYCLES * window * width if multiplies and not strip else 0.0,
         )
         yield {"threads": threads, "rows": rows, "width": width} | ({"strip": strip} if strip else {}), (work,)
 

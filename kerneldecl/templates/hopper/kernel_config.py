@@ -141,7 +141,7 @@ class GemmKernel:
     column_scales: Any = None
     """Buffer of scales of B's blocks of 128 columns and k-tiles, where a k-tile's products are scaled; None without."""
     row_scales: Any = None
-    """Buffer of scales of A's rows and k-tiles, where threads load them to scale a k-tile's products; None where `scales` has them."""
+    """Buffer of scales of A's rows and k-tiles, where threads load them to scale a k-tile's accumulators; None where `scales` has them."""
     partial_sets: int = 0
     """Sets of registers for the products of k-tiles that are to be scaled."""
     early_k_tiles: int = 0
