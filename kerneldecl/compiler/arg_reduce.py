@@ -34,8 +34,9 @@ class ArgSpec(NamedTuple):
 
     @property
     def sizes(self) -> ArgSizes:
-        """Return what policies see of it, where the axis is the last."""
-        return ArgSizes(math.prod(self.shape[:-1]), self.shape[-1], self.dtype)
+        """Return what policies see of it."""
+        before, along, behind = self.shape[: self.axis], self.shape[self.axis], self.shape[self.axis + 1 :]
+        return ArgSizes(math.prod(before), along, math.prod(behind), self.dtype)
 
     @property
     def arguments(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:

@@ -16,7 +16,6 @@ from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES, WARP_LANE
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
-    LINE_BYTES,
     THREAD_BYTES,
     THREAD_LOADS,
     WARP_CYCLES,
@@ -26,6 +25,7 @@ from kerneldecl.policies.gpu.time_model import (
     in_flight_bytes,
     load_rounds,
     ranked,
+    touched_share,
 )
 from kerneldecl.policies.shared.reduction import is_across, streamed_reduction
 from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, largest, moved_bytes, operand_bytes, points
@@ -312,7 +312,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                     flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
                     flops_per_s=gpu.simt_rate("float32"),
                     dram_bytes=moved * (1 + is_wide * WIDE_COLUMNS_COST),
-                    l2_bytes=moved * _touched_share(side * width * element),
+                    l2_bytes=moved * touched_share(side * width * element),
                     rounds=_column_rounds(steps, width * element) * rolled,
                     barriers=1 if rows > 1 else 0,
                     serial_cycles=_column_waits(steps, unroll, load_cycles) + _combining_cycles(rows, width),
@@ -345,11 +345,6 @@ def _bounded_load_cycles(block: Block, has_rest: bool, has_partial: bool, turn: 
     if has_partial:
         return SHARED_COLUMN_CYCLES
     return (SHARED_REST_CYCLES if unroll > 1 else ROLLED_REST_CYCLES) if has_rest else 0.0
-
-
-def _touched_share(piece_bytes: int) -> float:
-    """Return how many bytes the lines have that neighbouring threads read together, for each byte that they need."""
-    return (piece_bytes + LINE_BYTES - math.gcd(piece_bytes, LINE_BYTES)) / piece_bytes
 
 
 def _column_rounds(steps: int, access_bytes: int) -> float:

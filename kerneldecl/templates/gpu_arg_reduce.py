@@ -32,9 +32,9 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the function as one of one or two kernels, or None where these do not take it."""
     chosen = ArgReduceParams(**{name: params[name] for name in ArgReduceParams._fields})  # type: ignore[arg-type]
     spec = read_arg_reduce(mod)
-    if spec is None or spec.axis != len(spec.shape) - 1 or not chosen.fits(spec.sizes, arch.the_gpu):
+    if spec is None or not chosen.fits(spec.sizes, arch.the_gpu):
         return None
-    rows, smem = spec.sizes.rows, ("uint64", WARP_LANES)
+    rows, smem = spec.sizes.outer, ("uint64", WARP_LANES)
     if chosen.parts == 1:
         kernels = [CudaKernel("place_whole", ("X", "Y"), rows, chosen.threads, smem)]
     else:

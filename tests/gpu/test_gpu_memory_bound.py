@@ -91,6 +91,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("arg_reduce", {"op": op, "shape": (9, c), "dtype": "float16"}) for op in ("argmax", "argmin") for c in (8, 333, 32000, 128256)),
     *(("arg_reduce", {"op": "argmax", "shape": (3, 40, 50), "axis": 1, "dtype": d}) for d in ("bfloat16", "int8", "float32")),
     *(
+        ("arg_reduce", {"op": op, "shape": shape, "axis": axis, "dtype": d})
+        for op, d in (("argmax", "bfloat16"), ("argmin", "float32"), ("argmin", "int8"))
+        for shape, axis in [((8, 49456), 0), ((49457, 8), 0), ((6, 200, 300), 1), ((4001, 7), 0), ((4000, 4, 3), 1), ((1, 32000), 1)]
+    ),
+    *(
         ("expression", {"expr": "where(x < y, -x / 2, max(x, silu(z)))", "shapes": ((300, 72), (72,), (300, 1)), "dtype": d})
         for d in ("float16", "bfloat16", "float32")
     ),

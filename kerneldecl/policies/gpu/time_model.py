@@ -217,6 +217,11 @@ def load_rounds(loads: int, access_bytes: int, bounded_turns: int = 0) -> int:
     return max(in_flight, bounded_turns) if loads > RESOLVED_LOADS else in_flight
 
 
+def touched_share(piece_bytes: int) -> float:
+    """Return how many bytes the lines have that neighbouring threads read together, for each byte that they need."""
+    return (piece_bytes + LINE_BYTES - math.gcd(piece_bytes, LINE_BYTES)) / piece_bytes
+
+
 Timed = tuple[Mapping[str, Value], tuple[Work, ...]]
 """Parameters of a template, and the work of each kernel that they lead to."""
 

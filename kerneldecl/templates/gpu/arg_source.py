@@ -9,6 +9,7 @@ key is the first vector that has the row's extreme. NaN is the extreme, as in to
 from __future__ import annotations
 
 from kerneldecl.analysis.arg_reduce import ArgReduceParams
+from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.compiler.arg_reduce import ArgSpec
 from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import cuda_type, vector_types, widened
@@ -43,18 +44,24 @@ __device__ __forceinline__ unsigned word(int x) {
 __device__ __forceinline__ int better(int a, int b) { return LARGEST ? max(a, b) : min(a, b); }
 """
 
-_WORK = """
+_KEYS = """
 __device__ __forceinline__ Sum at(const Access& held, int w) { return wide(reinterpret_cast<const Item*>(&held)[w]); }
 __device__ __forceinline__ Key key_of(unsigned word, int vector) { return (Key)word << 32 | (unsigned)~vector; }
-__device__ __forceinline__ Key largest_of_warp(Key key) {
+"""
+
+_LARGEST = """\
+__device__ __forceinline__ Key largest_of_{whom}(Key key) {
   #pragma unroll
-  for (int by = 16; by; by /= 2) {
+  for (int by = {half}; by; by /= 2) {
     unsigned high = __shfl_xor_sync(0xffffffffu, (unsigned)(key >> 32), by), low = __shfl_xor_sync(0xffffffffu, (unsigned)key, by);
     Key other = (Key)high << 32 | low;
     key = other > key ? other : key;
   }
   return key;
 }
+"""
+
+_ROWS = """\
 // The largest key of some vectors of a row; thread 0 has it.
 __device__ __forceinline__ Key key_of_part(const Access* __restrict__ row, Key* keys, int begin, int end, int thread) {
   Sum best = Sum(0);
@@ -135,17 +142,33 @@ __device__ __forceinline__ void place_parts(const X* x, const K* found, Index* y
 
 def arg_source(spec: ArgSpec, params: ArgReduceParams) -> str:
     """Return the text of the kernels' work: `place_whole` of whole rows; `key_parts` and `place_parts` of rows in parts."""
-    is_float = spec.compared == "float32"
-    accum = "float32" if is_float else "int32"
     return filled(
-        _CONSTANTS + widened(spec.dtype, accum) + (_FLOAT_WORD if is_float else _INTEGER_WORD) + _WORK,
+        _CONSTANTS + words(spec) + largest_of("warp", WARP_LANES) + _ROWS,
         threads=params.threads,
         width=params.width,
         unroll=params.unroll,
         parts=params.parts,
-        rows=spec.sizes.rows,
-        columns=spec.sizes.columns,
-        largest=spec.is_largest,
-        index=cuda_type(spec.index_dtype),
-        **vector_types(spec.dtype, accum, params.width),
+        rows=spec.sizes.outer,
+        columns=spec.sizes.extent,
+        **types(spec, params.width),
     )
+
+
+def types(spec: ArgSpec, width: int) -> dict[str, object]:
+    """Return which extreme is looked for, and CUDA's names of types, as texts name them."""
+    return {"largest": spec.is_largest, "index": cuda_type(spec.index_dtype), **vector_types(spec.dtype, _accum(spec), width)}
+
+
+def words(spec: ArgSpec) -> str:
+    """Return functions of elements, of vectors and of keys: they need `LARGEST` and the types `Item`, `Sum`, `Access` and `Key`."""
+    accum = _accum(spec)
+    return widened(spec.dtype, accum) + (_FLOAT_WORD if accum == "float32" else _INTEGER_WORD) + _KEYS
+
+
+def largest_of(whom: str, lanes: int) -> str:
+    """Return function `largest_of_…`: the largest key of so many neighbouring lanes, a power of two; all of the warp call it."""
+    return filled(_LARGEST, whom=whom, half=lanes // 2)
+
+
+def _accum(spec: ArgSpec) -> str:
+    return "float32" if spec.compared == "float32" else "int32"

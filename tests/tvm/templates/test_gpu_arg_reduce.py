@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.own_candidates import apply_without_spills
 from support.repository import REPOSITORY
 from support.thinned import at
 
+from kerneldecl.analysis.arg_reduce import arg_sizes_of
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.arg_reduce import read_arg_reduce
 from kerneldecl.compiler.iter_space import iter_space
@@ -32,6 +34,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"op": "argmax", "shape": (2, 512), "dtype": "int8"}, {"width": 16, "parts": 2, "threads": 32, "unroll": 1}),
     ({"op": "argmin", "shape": (2, 512), "dtype": "uint8"}, {"width": 16}),
     ({"op": "argmax", "shape": (2, 520), "dtype": "int32"}, {"width": 4, "parts": 33}),
+    ({"op": "argmin", "shape": (1, 2, 300, 1), "axis": 2}, {"width": 4, "parts": 2}),
 ]
 
 
@@ -79,7 +82,17 @@ def test_what_the_rule_lowers_to_is_recognised(axis: int) -> None:
         assert spec is not None
         assert (spec.axis, spec.is_largest) == (axis, op == "argmax")
         assert (template.apply(mod, PARAMS | {"width": 4}, H200) is None) == (axis != 2)
-        assert bool(policy.propose(iter_space(mod), H200, 5)) == (axis == 2)
+        own = "gpu_arg_reduce" if axis == 2 else "gpu_arg_columns"
+        assert own in {proposal.candidate.template for proposal in policy.propose(iter_space(mod), H200, 5)}
+
+
+@pytest.mark.parametrize("shape", [(1, 1000), (3, 1, 1000), (2, 1000, 1)], ids=str)
+def test_axes_of_one_element_change_nothing(shape: tuple[int, ...]) -> None:
+    mod = canonical.lower(rule_of(op="argmax", shape=shape, axis=shape.index(1000), dtype="float16"))
+    sizes = arg_sizes_of(iter_space(mod))
+    assert sizes is not None
+    assert sizes[:3] == (math.prod(shape) // 1000, 1000, 1)
+    assert template.apply(mod, PARAMS, H200) is not None
 
 
 @needs_nvcc
