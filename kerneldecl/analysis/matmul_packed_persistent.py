@@ -87,7 +87,9 @@ class PersistentParams(NamedTuple):
         row_tiles = self.rows // TILE_ROWS
         accumulators = row_tiles * sizes.fragments * 4
         scales = 8 + row_tiles * 2 * -(-self.step_scales(sizes) // 4) if sizes.is_float4 else 0
-        return 40 + self.held_registers(sizes) + 2 * accumulators + scales + 8 * (self.step > 2 * TILE_K)
+        # One row of 8192 with tiles of 32 rows: nvcc spilled at 128 where lanes copy, and gave 120 to bulk copies.
+        addresses = 8 * (row_tiles > 1 and not self.bulk)
+        return 40 + self.held_registers(sizes) + 2 * accumulators + scales + 8 * (self.step > 2 * TILE_K) + addresses
 
     def stage_bytes(self, sizes: PackedSizes) -> int:
         """Bytes of a step: weights, scales, zero points."""

@@ -11,8 +11,9 @@ from typing import Any
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, WARPGROUP_THREADS
+from kerneldecl.templates.hopper.copy_out import copy_out
 from kerneldecl.templates.hopper.epilogue import Epilogue, meta_vars
-from kerneldecl.templates.hopper.store import TMA_STORE, Accumulators, StagingChunk, _copy_out, _fill
+from kerneldecl.templates.hopper.store import TMA_STORE, Accumulators, StagingChunk, _fill
 
 ZEROS = 8
 """Elements of 16 bits that a thread sets to zero at once."""
@@ -48,7 +49,7 @@ def store_rows(context, at, end):
                     T.ptx[TMA_STORE.format(2)](T.address_of(context.map), *epilogue.coords(0, x, y), staging.ptr_to([consumer, buffer, 0]))
             else:
                 T.cuda.warpgroup_sync(1 + consumer)
-                _copy_out(epilogue, StagingChunk(staging, consumer, buffer), (0, x, y), context.lanes)
+                copy_out(epilogue, StagingChunk(staging, consumer, buffer), (0, x, y), context.lanes)
         if is_first:
             T.ptx.cp.async_.bulk.commit_group()
 

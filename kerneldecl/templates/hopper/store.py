@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
+from kerneldecl.templates.hopper.copy_out import copy_out, smem_place
 from kerneldecl.templates.hopper.epilogue import Epilogue, meta_vars
 from kerneldecl.templates.hopper.kernel_config import LINE_BLOCKS, EpiloguePlan
 from kerneldecl.templates.hopper.tma import LOAD
@@ -138,12 +138,6 @@ def accumulators(plan: EpiloguePlan, registers: Any, mma_tile: Any) -> Accumulat
     return Accumulators(plan.accum, registers, mma_tile) if plan.gate is None else GatedAccumulators(plan, registers, mma_tile)
 
 
-def _smem_place(epilogue: Epilogue, line: Any, piece: Any) -> Any:
-    """Return where in a chunk 8 elements of a line are: as the swizzle of so long lines permutes them."""
-    pieces = epilogue.width // 8
-    return line * epilogue.width + T.bitwise_xor(piece, line * epilogue.width // MMA_TILE_ROWS % pieces) * 8
-
-
 def keep(buffers: Sequence[Any], at: Any, values: Sequence[Any]) -> None:
     """Store values at one place, each in its buffer."""
     for buffer, value in zip(buffers, values, strict=True):
@@ -219,9 +213,9 @@ def _fill(context, acc, buffer, chunk, at):
         matrix = T.meta_var(lane // 8)
         block_of_matrix = T.meta_var(j * (count // 2) + matrix // 2 % (count // 2))
         place = T.meta_var(
-            _smem_place(epilogue, block_of_matrix * 8 + lane % 8, warp * 2 + matrix % 2)
+            smem_place(epilogue, block_of_matrix * 8 + lane % 8, warp * 2 + matrix % 2)
             if epilogue.is_swapped
-            else _smem_place(epilogue, warp * 16 + lane % 16, block_of_matrix)
+            else smem_place(epilogue, warp * 16 + lane % 16, block_of_matrix)
         )
         if epilogue.is_streaming:
             T.ptx[LDMATRIX.format(count, trans)](*[packed[q] for q in range(count)], buffer.ptr_to([place]))
@@ -240,63 +234,6 @@ def _fill(context, acc, buffer, chunk, at):
                     epilogue.value_float32(acc[i], (batch, x, y), context.aux_values(i - first + first_aux, q * 2)),
                 )
         T.ptx[STMATRIX.format(count, trans)](buffer.ptr_to([place]), *[packed[q] for q in range(count)])
-
-
-@T.inline
-def _store_pair(epilogue, buffer, at, line, pair):
-    """Store two neighbours of a line from shared memory."""
-    batch, row, column = meta_vars(at)
-    x = T.meta_var(row + pair if epilogue.is_swapped else row + line)
-    y = T.meta_var(column + line if epilogue.is_swapped else column + pair)
-    place = T.meta_var(_smem_place(epilogue, line, pair // 8) + pair % 8)
-    if epilogue.inside(x, y):
-        for v in T.vectorized(2):
-            xv = T.meta_var(x + v if epilogue.is_swapped else x)
-            yv = T.meta_var(y if epilogue.is_swapped else y + v)
-            epilogue.buffer[tuple(epilogue.index(batch, xv, yv))] = buffer[place + v]
-
-
-@T.inline
-def _store_element(epilogue, buffer, at, line, element):
-    """Store an element of a line from shared memory."""
-    batch, row, column = meta_vars(at)
-    x = T.meta_var(row + element if epilogue.is_swapped else row + line)
-    y = T.meta_var(column + line if epilogue.is_swapped else column + element)
-    if epilogue.inside(x, y):
-        epilogue.buffer[tuple(epilogue.index(batch, x, y))] = buffer[_smem_place(epilogue, line, element // 8) + element % 8]
-
-
-@T.inline
-def _copy_out_narrow(epilogue, buffer, at, lanes):
-    """Have a warpgroup store a chunk whose lines have fewer elements than a warp stores at once: a warp takes several lines."""
-    warp, lane = meta_vars(lanes)
-    of_line = T.meta_var(epilogue.width // (2 if epilogue.in_pairs else 1))
-    at_once = T.meta_var(WARP_LANES // of_line)
-    for r in T.unroll(-(-epilogue.lines // (4 * at_once))):
-        line = T.meta_var((r * 4 + warp) * at_once + lane // of_line)
-        if line < epilogue.lines:
-            if epilogue.in_pairs:
-                _store_pair(epilogue, buffer, at, line, lane % of_line * 2)
-            else:
-                _store_element(epilogue, buffer, at, line, lane % of_line)
-
-
-@T.inline
-def _copy_out(epilogue, buffer, at, lanes):
-    """Have a warpgroup store a chunk from shared memory, lines spread over lanes: in pairs, else one element after the other."""
-    warp, lane = meta_vars(lanes)
-    if epilogue.width < WARP_LANES * 2:
-        _copy_out_narrow(epilogue, buffer, at, lanes)
-    else:
-        for r in T.unroll(epilogue.lines // 4):
-            line = T.meta_var(r * 4 + warp)
-            if lane < epilogue.width // 2:
-                if epilogue.in_pairs:
-                    _store_pair(epilogue, buffer, at, line, lane * 2)
-                else:
-                    for half in T.unroll(2):
-                        # Neighbours are stored at once, so that L2 takes whole sectors.
-                        _store_element(epilogue, buffer, at, line, half * (epilogue.width // 2) + lane)
 
 
 @T.inline
@@ -379,7 +316,7 @@ def store_chunks(context, at, begin, end):
                 T.ptx.cp.async_.bulk.commit_group()
         else:
             T.cuda.warpgroup_sync(1 + consumer)
-            _copy_out(epilogue, StagingChunk(staging, consumer, buffer), (batch, x, y), context.lanes)
+            copy_out(epilogue, StagingChunk(staging, consumer, buffer), (batch, x, y), context.lanes)
 
 
 @T.inline
