@@ -94,7 +94,12 @@ def test_what_is_infinite_stays_in_its_group_and_windows(channels: int) -> None:
 @pytest.mark.parametrize("name", only(("eight channels",), NETWORKS))
 def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
     gpu, mod = load_arch(REPOSITORY, arch), canonical.lower(rule_of(NETWORKS[name]))
-    first = next(each for each in policy.propose(iter_space(mod), gpu, 20) if each.candidate.template in TEMPLATES)
+    proposals = policy.propose(iter_space(mod), gpu, 20)
+    first = next((each for each in proposals if each.candidate.template in TEMPLATES), None)
+    if first is None:  # so much sooner is gpu_window done with them
+        assert name.startswith("depthwise")
+        assert {each.candidate.template for each in proposals} == {"gpu_window"}
+        return
     made = TEMPLATES[first.candidate.template].apply(mod, dict(first.candidate.params), gpu)
     assert made is not None
     sm = gpu.the_gpu.wgmma_arch or str(dict(gpu.tvm_target)["arch"])
