@@ -5,6 +5,22 @@ Knows nothing of sizes, but by the names of constants that kernels define, or of
 
 from __future__ import annotations
 
+import hashlib
+
+
+def in_namespace(prefix: str, helper: str, body: str) -> tuple[str, str]:
+    """Return a namespace that is named after what is in it, and CUDA of it behind functions that other kernels may have, too."""
+    space = f"{prefix}_{hashlib.sha256((helper + body).encode()).hexdigest()[:12]}"
+    text = f"""#ifndef {space}_text
+#define {space}_text
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+{helper}
+namespace {space} {{{body}}}
+#endif
+"""
+    return space, text
+
 
 def mma_source(dtype: str) -> str:
     """Return CUDA of `load_activations`, which loads four registers of operand B, and of `mma` for a dtype."""

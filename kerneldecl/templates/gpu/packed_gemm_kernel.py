@@ -89,7 +89,7 @@ def _add_cluster(kernel, partials, column, row, total):
 
 
 @T.inline
-def _store(kernel, total, column, row):
+def store(kernel, total, column, row):
     """Store a result, with the epilogue."""
     gemm = T.meta_var(kernel.problem.gemm)
     gemm.out.buffer[tuple(gemm.index_out(0, column, row))] = gemm.value(total, 0, column, row, gemm.aux(0, column, row))
@@ -112,7 +112,7 @@ def _finish(kernel, partials, block, rank, thread):
             at = T.meta_var((i * params.split_k + rank) * params.threads + thread)
             if at < kernel.results:
                 _add_cluster(kernel, partials, at // rows, at % rows, total)
-                _store(kernel, total[0], at // rows, first_row + at % rows)
+                store(kernel, total[0], at // rows, first_row + at % rows)
         # No thread block leaves while others still read its shared memory.
         meet()
     else:
@@ -120,7 +120,7 @@ def _finish(kernel, partials, block, rank, thread):
             at = T.meta_var(i * params.threads + thread)
             if at < kernel.results:
                 _add_warps(kernel, partials, at // rows, at % rows, total)
-                _store(kernel, total[0], at // rows, first_row + at % rows)
+                store(kernel, total[0], at // rows, first_row + at % rows)
 
 
 @T.inline

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.matmul_packed import PARTIAL_PADDING, PackedSizes
 from kerneldecl.analysis.matmul_packed_persistent import PersistentParams
-from kerneldecl.templates.gpu.packed_gemm_kernel import flat, meet
+from kerneldecl.templates.gpu.packed_gemm_kernel import flat, meet, store
 from kerneldecl.templates.gpu.packed_gemm_persistent_source import multiply_source
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.read_quantized import QuantizedGemm
@@ -75,13 +75,6 @@ def _add_cluster(kernel, sums, turn, column, row, total):
 
 
 @T.inline
-def _store(kernel, total, column, row):
-    """Store a result, with the epilogue."""
-    gemm = T.meta_var(kernel.problem.gemm)
-    gemm.out.buffer[tuple(gemm.index_out(0, column, row))] = gemm.value(total, 0, column, row, gemm.aux(0, column, row))
-
-
-@T.inline
 def _finish(kernel, sums, block, thread):
     """Have a thread block store its results."""
     params, row_tiles = T.meta_var((kernel.params, kernel.params.row_tiles(kernel.sizes)))
@@ -91,7 +84,7 @@ def _finish(kernel, sums, block, thread):
         turn, column, row = meta_vars(kernel.place(at))
         if T.And(at < kernel.results, kernel.tile(block, turn) < row_tiles):
             _add_parts(kernel, sums, turn, column, row, total)
-            _store(kernel, total[0], column, kernel.first_row(kernel.tile(block, turn)) + row)
+            store(kernel, total[0], column, kernel.first_row(kernel.tile(block, turn)) + row)
 
 
 @T.inline
@@ -112,7 +105,7 @@ def _finish_cluster(kernel, sums, block, rank, thread):
         turn, column, row = meta_vars(kernel.place(at))
         if T.And(at < kernel.results, kernel.tile(block, turn) < row_tiles):
             _add_cluster(kernel, sums, turn, column, row, total)
-            _store(kernel, total[0], column, kernel.first_row(kernel.tile(block, turn)) + row)
+            store(kernel, total[0], column, kernel.first_row(kernel.tile(block, turn)) + row)
     # No thread block leaves while others still read its shared memory.
     meet()
 

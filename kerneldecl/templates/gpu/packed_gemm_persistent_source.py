@@ -8,13 +8,11 @@ way while those of this one are multiplied.
 
 from __future__ import annotations
 
-import hashlib
-
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.matmul_packed import PADDING_BYTES, PARTIAL_PADDING, PackedSizes
 from kerneldecl.analysis.matmul_packed_persistent import PersistentParams
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
-from kerneldecl.templates.gpu.packed_gemm_instructions import COMMITS, mma_source
+from kerneldecl.templates.gpu.packed_gemm_instructions import COMMITS, in_namespace, mma_source
 from kerneldecl.templates.gpu.packed_gemm_persistent_copies import copies_source
 from kerneldecl.templates.gpu.packed_gemm_persistent_steps import step_source
 
@@ -37,15 +35,7 @@ def multiply_source(sizes: PackedSizes, params: PersistentParams, dtype: str) ->
 {step}
 {_KERNEL}
 """
-    space = f"kd_persistent_{hashlib.sha256((helper + body).encode()).hexdigest()[:12]}"
-    text = f"""#ifndef {space}_text
-#define {space}_text
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-{helper}
-namespace {space} {{{body}}}
-#endif
-"""
+    space, text = in_namespace("kd_persistent", helper, body)
     return f"{space}::prefetch", f"{space}::multiply", text
 
 

@@ -8,12 +8,10 @@ Columns of a fragment beyond the last row of activations are computed of that ro
 
 from __future__ import annotations
 
-import hashlib
-
 from kerneldecl.analysis.matmul_packed import BY_ROUNDS, BY_STEPS, PADDING_BYTES, PARTIAL_PADDING, PackedParams, PackedSizes
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
 from kerneldecl.templates.gpu.packed_gemm_copies import copies_source
-from kerneldecl.templates.gpu.packed_gemm_instructions import COMMITS, PREFETCH_LINE, mma_source
+from kerneldecl.templates.gpu.packed_gemm_instructions import COMMITS, PREFETCH_LINE, in_namespace, mma_source
 from kerneldecl.templates.gpu.packed_gemm_steps import step_source
 
 
@@ -33,15 +31,7 @@ def multiply_source(sizes: PackedSizes, params: PackedParams, dtype: str) -> tup
 {PREFETCH_LINE}
 {_KERNEL}
 """
-    space = f"kd_packed_{hashlib.sha256((helper + body).encode()).hexdigest()[:12]}"
-    text = f"""#ifndef {space}_text
-#define {space}_text
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-{helper}
-namespace {space} {{{body}}}
-#endif
-"""
+    space, text = in_namespace("kd_packed", helper, body)
     return f"{space}::prefetch", f"{space}::multiply", text
 
 
