@@ -14,13 +14,14 @@ import click
 
 from kerneldecl.cli.options import Settings, json_option, opened, print_result
 from kerneldecl.cli.waiting import waiting
-from kerneldecl.diagnostics.units import duration
+from kerneldecl.diagnostics.units import duration, sizes_text
 from kerneldecl.errors import DeclarationError, ExitCode, Problem, TuningError
 
 _LIMIT_SECS = 3600.0
 _DOING = {"compile_model": "compiling", "run": "running", "bench": "timing", "compare": "comparing"}
 artifact_option = click.option("--artifact", type=click.Path(path_type=Path), help="The artifact's folder; by default the workspace's.")
 dims_option = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes that it was extracted with; repeatable.")
+timed_option = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes that it was extracted with, or to time.")
 dtype_option = click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), help="The half precision that it was extracted with.")
 function_option = click.option("--function", default="main", show_default=True, help="The model's function.")
 
@@ -116,11 +117,14 @@ def compile_command(settings: Settings, /, model: str, output: Path | None, arti
 @click.option("--output", "folder", type=click.Path(path_type=Path), default=Path(), help="Where to write output0.npy, …")
 @click.option("--artifact", type=click.Path(path_type=Path), help="The artifact that has the kernels, unless they are linked in.")
 @function_option
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a dynamic dimension of random inputs; repeatable.")
 @json_option
-def run(model: Path, inputs: tuple[str, ...], folder: Path, artifact: Path | None, function: str, as_json: bool) -> None:
+def run(model: Path, inputs: tuple[str, ...], folder: Path, artifact: Path | None, as_json: bool, **given: Any) -> None:
     """Run a compiled MODEL (.so) once and write its outputs as .npy files."""
-    request = {"action": "run", "library": str(model), "artifact": _text(artifact), "function": function}
-    answer = asked({**request, "given": list(inputs), "folder": str(folder)}, str(model))
+    from kerneldecl.extract.extract import sizes_of
+
+    request = {"action": "run", "library": str(model), "artifact": _text(artifact), "function": given["function"]}
+    answer = asked({**request, "given": list(inputs), "sizes": sizes_of(given["dims"]), "folder": str(folder)}, str(model))
     print_result(as_json, {"schema": 1, **answer}, run_text)
 
 
@@ -129,7 +133,7 @@ def run(model: Path, inputs: tuple[str, ...], folder: Path, artifact: Path | Non
 @click.option("--against", type=click.Path(path_type=Path), help="A torch.export program to time beside it.")
 @artifact_option
 @function_option
-@dims_option
+@timed_option
 @dtype_option
 @json_option
 @click.pass_obj
@@ -147,8 +151,13 @@ def bench(settings: Settings, /, model: str, against: Path | None, artifact: Pat
     request |= {"options": _extracted_with(**given)}
     answer = asked({**request, "against": None if against is None else str(against)}, model)
     names = entry_names(folder) if folder else workspace_names(settings)
-    kernels = [{**row, "entry": names.get(row["name"], "")} for row in answer.pop("kernels")]
-    print_result(as_json, {"schema": 1, **answer, "kernels": kernels}, bench_text)
+    further = [_with_entries(each, names) for each in answer["further"]]
+    print_result(as_json, {"schema": 1, **_with_entries(answer, names), "further": further}, bench_text)
+
+
+def _with_entries(timed: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was timed, with the entry of each kernel."""
+    return {**timed, "kernels": [{**row, "entry": names.get(row["name"], "")} for row in timed["kernels"]]}
 
 
 def _is_artifact(path: Path) -> bool:
@@ -179,10 +188,12 @@ def _bench_artifact(settings: Settings, path: Path, as_json: bool) -> None:
     print_result(as_json, {**to_json(compared, BUDGET), **device}, lambda _: f"{elsewhere}{table(compared, is_whole=True)}")
 
 
-def compare_model(library: Path, against: str, artifact: Path | None, function: str) -> dict[str, Any]:
-    """Return a comparison of a compiled model with the model that it was made of."""
+def compare_model(library: Path, against: str, artifact: Path | None, function: str, dims: tuple[str, ...]) -> dict[str, Any]:
+    """Return a comparison of a compiled model with the model that it was made of, at sizes of dynamic dimensions such as n=1,16."""
+    from kerneldecl.extract.extract import sizes_of
+
     request = {"action": "compare", "library": str(library), "artifact": _text(artifact), "function": function, "against": against}
-    answer = asked(request, str(library))
+    answer = asked({**request, "sizes": sizes_of(dims)}, str(library))
     code = ExitCode.DONE if all(each["ok"] for each in answer["outputs"]) else ExitCode.FAILED
     return {"schema": 1, "model": str(library), "against": against, **answer, "exit_code": int(code)}
 
@@ -202,15 +213,22 @@ def comparison_text(found: Mapping[str, Any]) -> str:
     lines = []
     for each in found["outputs"]:
         fact = each["failure"] or f"relative error {each['error']:.2g} (allowed {each['tolerance']:g})"
-        lines.append(f"{'ok   ' if each['ok'] else 'WRONG'}  output {each['output']}  {fact}")
+        where = f" at {sizes_text(each['sizes'])}" if each["sizes"] else ""
+        lines.append(f"{'ok   ' if each['ok'] else 'WRONG'}  output {each['output']}  {fact}{where}")
     right = sum(each["ok"] for each in found["outputs"])
-    lines.append(f"{found['model']}: {right} of {len(found['outputs'])} outputs agree with {found['by']} ({found['against']})")
+    sizes = f", at {'; '.join(map(sizes_text, found['sizes']))}" if found["sizes"] else ""
+    lines.append(f"{found['model']}: {right} of {len(found['outputs'])} outputs agree with {found['by']} ({found['against']}){sizes}")
     return "\n".join(lines)
 
 
 def bench_text(found: Mapping[str, Any]) -> str:
-    """Return times and shares as text."""
-    lines = [f"{found['model']}: {duration(found['secs'])} a call"]
+    """Return times and shares as text, for each choice of sizes."""
+    return "\n".join(_timed_text(found["model"], each) for each in (found, *found["further"]))
+
+
+def _timed_text(model: str, found: Mapping[str, Any]) -> str:
+    where = f" with {sizes_text(found['sizes'])}" if found["sizes"] else ""
+    lines = [f"{model}{where}: {duration(found['secs'])} a call"]
     if found["graph_secs"]:
         lines.append(f"in a CUDA graph: {duration(found['graph_secs'])}")
     if found["torch_secs"]:

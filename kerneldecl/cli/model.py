@@ -5,6 +5,7 @@ Knows nothing of how either is done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def extract(settings: Settings, /, model: str, output: Path | None, dims: tuple[
 @click.option("--against", help="The model that a compiled model (.so) was made of: .onnx, .pt2, Relax .json or module:attribute.")
 @click.option("--artifact", "kernels", type=click.Path(path_type=Path), help="With --against: the artifact of a model without kernels.")
 @click.option("--function", default="main", show_default=True, help="With --against: the model's function.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="With --against: sizes of a dynamic dimension; repeatable.")
 @key_option
 @json_option
 @click.pass_obj
@@ -56,7 +58,7 @@ def verify(settings: Settings, /, artifact: Path | None, against: str | None, ke
     With --against, compare a compiled model (.so) as a whole with onnxruntime, torch or TVM at -O0, on random inputs.
     """
     if against is not None or (artifact is not None and artifact.suffix == ".so"):
-        return _compare(artifact, against, model["kernels"], model["function"], as_json)
+        return _compare(artifact, against, model, as_json)
     from kerneldecl.cli.verify import artifacts_of, verify_artifact, verify_text
     from kerneldecl.package.folder import is_package
     from kerneldecl.package.place import is_packed
@@ -83,11 +85,11 @@ def _verified_package(settings: Settings, path: Path, keys: tuple[str, ...]) -> 
         return {**found, "artifact": str(path), "signed_by": list(package.signers), "signature": signed_text(package)}
 
 
-def _compare(library: Path | None, against: str | None, kernels: Path | None, function: str, as_json: bool) -> int:
+def _compare(library: Path | None, against: str | None, model: Mapping[str, Any], as_json: bool) -> int:
     from kerneldecl.cli.deploy import compare_model, comparison_text
 
     if library is None or against is None:
         raise click.UsageError("a compiled model is compared with its original: kerneldecl verify MODEL.so --against MODEL.pt2")
-    found = compare_model(library, against, kernels, function)
+    found = compare_model(library, against, model["kernels"], model["function"], model["dims"])
     print_result(as_json, found, comparison_text)
     return int(found["exit_code"])

@@ -5,7 +5,9 @@ Knows nothing of processes or of the command line. A worker calls them, for a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import numpy as np
 import tvm
 
 from kerneldecl.arrays import Array, is_float, relative_error
-from kerneldecl.compiler.model_import.model_error import ModelError
+from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError
 from kerneldecl.compiler.model_import.read_model import read_model, with_shape_buckets
 from kerneldecl.deploy import bench as timing
 from kerneldecl.deploy.compile import compile_module
 from kerneldecl.deploy.error import DeployError
-from kerneldecl.deploy.inputs import RANDOM, inputs_of, on_device, outputs_of, write_outputs
+from kerneldecl.deploy.inputs import inputs_of, on_device, outputs_of, random_inputs, write_outputs
 from kerneldecl.deploy.references import reference_of
+from kerneldecl.deploy.sizes import each_choice, with_sizes
+from kerneldecl.diagnostics.units import sizes_text
 from kerneldecl.errors import KerneldeclError
 from kerneldecl.relax.deployment import Model, load_model
 from kerneldecl.store.scratch import scratch_folder
@@ -52,35 +56,56 @@ def compile_model(model: str, artifact: str, library: str, options: Mapping[str,
 
 
 @_answering
-def run(library: str, artifact: str | None, function: str, given: Sequence[str], folder: str) -> Answer:
-    """Run a compiled model once and write its outputs."""
+def run(library: str, artifact: str | None, function: str, given: Sequence[str], sizes: Mapping[str, Sequence[int]], folder: str) -> Answer:
+    """Run a compiled model once and write its outputs; `sizes` are those of dynamic dimensions of random inputs."""
     model = _loaded(library, artifact)
     signature = _signature(model, library, function)
-    outputs = _called(model, function, inputs_of(function, signature, given))
+    outputs = _called(model, function, inputs_of(function, signature, given, sizes))
     paths = write_outputs(outputs, Path(folder))
     described = [{"shape": list(array.shape), "dtype": array.dtype.name} for array in outputs]
     return {"outputs": [{"file": path, **each} for path, each in zip(paths, described, strict=True)]}
 
 
 @_answering
-def compare(library: str, artifact: str | None, function: str, against: str) -> Answer:
-    """Compare a compiled model's outputs with those of the model it was compiled from, on random inputs."""
+def compare(library: str, artifact: str | None, function: str, against: str, sizes: Mapping[str, Sequence[int]]) -> Answer:
+    """Compare a compiled model's outputs with those of the model it was compiled from, on random inputs of all sizes that are given."""
     model = _loaded(library, artifact)
     signature = _signature(model, library, function)
+    choices = list(each_choice(function, signature, sizes))
     by, reference = reference_of(against)
     found: list[Answer] = []
-    for seed in range(_RANDOM_RUNS):
-        arrays = inputs_of(function, signature, [RANDOM], seed)
-        got, want = _called(model, function, arrays), reference(arrays)
+    for choice, seed in itertools.product(choices, range(_RANDOM_RUNS)):
+        arrays = random_inputs(with_sizes(signature, choice), seed)
+        with _at(choice, library):
+            got = _called(model, function, arrays)
+        with _at(choice, against):
+            want = reference(arrays)
         if len(got) != len(want):
             raise DeployError(f"the model has {len(got)} outputs, {against} has {len(want)}", "give the model that it was compiled from")
-        found = [_worse(found, at, _verdict(at, *pair)) for at, pair in enumerate(zip(got, want, strict=True))]
-    return {"by": by, "outputs": found}
+        found = [_worse(found, at, {**_verdict(at, *pair), "sizes": choice}) for at, pair in enumerate(zip(got, want, strict=True))]
+    return {"by": by, "sizes": choices if choices[0] else [], "outputs": found}
+
+
+@contextlib.contextmanager
+def _at(sizes: Mapping[str, int], model: str) -> Iterator[None]:
+    """Have what fails in a model at chosen sizes say so: it may have been exported for others."""
+    try:
+        yield
+    except DeployError:
+        raise
+    except IMPORT_ERRORS as error:
+        if not sizes:
+            raise
+        (reason, *_) = str(error).strip().splitlines() or [type(error).__name__]
+        raise DeployError(f"{model} does not run with {sizes_text(sizes)}: {reason}", "choose sizes that it was exported for") from error
 
 
 @_answering
 def bench(model: str, artifact: str | None, function: str, against: str | None, options: Mapping[str, Any]) -> Answer:
-    """Time a compiled model, or one that is compiled for it, beside torch where a torch.export program and torch are there."""
+    """Time a compiled model, or one that is compiled for it, beside torch where a torch.export program and torch are there.
+
+    It is timed at each combination of the sizes of dynamic dimensions in `options`: all but the first are `further`.
+    """
     with scratch_folder() as folder:
         library, report = model, ""
         if not model.endswith(".so"):
@@ -89,9 +114,15 @@ def bench(model: str, artifact: str | None, function: str, against: str | None, 
             made = compile_module(_read(model, **options), Path(artifact), Path(folder) / "model.so")
             library, artifact, report = str(made.library), None, str(made.report)
             against = against or (model if model.endswith(".pt2") else None)
-        loaded = _loaded(library, artifact)
-        arrays = inputs_of(function, _signature(loaded, library, function), [RANDOM])
-        return {"model": model, "report": report, **timing.bench(loaded, function, arrays, against)}
+        signature = _signature(_loaded(library, artifact), library, function)
+        timed: list[Answer] = []
+        for choice in each_choice(function, signature, options["sizes"]):
+            arrays = random_inputs(with_sizes(signature, choice))
+            loaded = _loaded(library, artifact)  # again: one whose kernels were timed is slower
+            with _at(choice, model):
+                timed.append({"sizes": choice, **timing.bench(loaded, function, arrays, against)})
+        first, *further = timed
+        return {"model": model, "report": report, **first, "further": further}
 
 
 def _read(model: str, sizes: Mapping[str, Sequence[int]], dtype: str) -> tvm.IRModule:

@@ -16,30 +16,46 @@ import tvm
 from kerneldecl.arrays import Array, aligned, numpy_dtype, random_array
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.deploy.error import DeployError
+from kerneldecl.deploy.sizes import each_choice, sizes_of_shapes, with_sizes
 from kerneldecl.relax.signature import signature_text
 from kerneldecl.signature import Arg
 
 RANDOM = "random"
 
 
-def inputs_of(name: str, signature: Mapping[str, Any], given: Sequence[str], seed: int = 0) -> list[Array]:
-    """Return a function's inputs: of .npy files, or random where `random` is given alone or in the place of one."""
+def inputs_of(
+    name: str, signature: Mapping[str, Any], given: Sequence[str], sizes: Mapping[str, Sequence[int]] | None = None
+) -> list[Array]:
+    """Return a function's inputs: of .npy files, or random where `random` is given alone or in the place of one.
+
+    Random ones have the sizes of dynamic dimensions that files have, else those that are given.
+    """
     wanted = signature["inputs"]
     chosen = list(given) * len(wanted) if list(given) == [RANDOM] else list(given)
     if len(chosen) != len(wanted):
         raise DeployError(f"{len(given)} inputs were given; expected {signature_text(name, signature)}", "--input random makes all of them")
-    return [
-        random_input(described, f"{seed} {at}") if text == RANDOM else _read(text)
-        for at, (text, described) in enumerate(zip(chosen, wanted, strict=True))
-    ]
+    files = [None if text == RANDOM else _read(text) for text in chosen]
+    if all(array is not None for array in files):
+        return [array for array in files if array is not None]
+    told = sizes_of_shapes(signature, [None if array is None else array.shape for array in files])
+    choices = list(each_choice(name, signature, {**{dim: [size] for dim, size in told.items()}, **(sizes or {})}))
+    if len(choices) > 1:
+        raise DeployError(f"{len(choices)} combinations of sizes are given", "a run takes one size of each dynamic dimension")
+    made = random_inputs(with_sizes(signature, choices[0]))
+    return [random if array is None else array for random, array in zip(made, files, strict=True)]
+
+
+def random_inputs(signature: Mapping[str, Any], seed: int = 0) -> list[Array]:
+    """Return random inputs of a function of static shapes."""
+    return [random_input(described, f"{seed} {at}") for at, described in enumerate(signature["inputs"])]
 
 
 def random_input(described: Mapping[str, Any], seed: str) -> Array:
     """Return an input of random values: normal ones for floating point; 0 and 1 for integers, which are indices as often as not."""
     shape = described["shape"]
     if shape is None or any(isinstance(extent, str) for extent in shape):
-        way_out = "`kerneldecl run` takes --input FILE.npy for it; `verify` and `bench` make inputs of static shapes alone"
-        raise DeployError(f"input {described['name']} has a dynamic shape", way_out)
+        way_out = "`kerneldecl run` takes --input FILE.npy for it; `verify` and `bench` cannot make it"
+        raise DeployError(f"input {described['name']} has a shape that no sizes of dimensions tell", way_out)
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
     arg = Arg(described["name"], tuple(shape), described["dtype"])
     if arg.dtype.startswith(("int", "uint")):

@@ -30,7 +30,7 @@ def test_tensors_go_where_they_stood_when_the_program_was_exported(tmp_path: Pat
     np.testing.assert_array_equal(y, np.full((2, 3), 7, np.float32))
 
 
-def test_an_input_of_dynamic_shape_says_which_command_takes_a_file() -> None:
+def test_an_input_of_a_shape_that_nothing_tells_says_which_command_takes_a_file() -> None:
     with pytest.raises(DeployError) as found:
-        random_input({"name": "x", "shape": ["batch", 3], "dtype": "float32"}, "0")
+        random_input({"name": "x", "shape": None, "dtype": "float32"}, "0")
     assert found.value.hint.startswith("`kerneldecl run` takes --input FILE.npy")
