@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
-from kerneldecl.model import Signature, Value
+from kerneldecl.model import Arch, Signature, Value
 from kerneldecl.rows import Rows
 
 UPTO = "kerneldecl.rows_upto"
@@ -72,6 +72,18 @@ def rows_of(spec: Mapping[str, Any]) -> int:
 def with_upto(mod: tvm.IRModule, upto: int) -> tvm.IRModule:
     """Return a module whose function says how many rows it may be called with."""
     return tvm.IRModule({"main": mod["main"].with_attr(UPTO, upto)})
+
+
+def unlimited_archs(spec: Mapping[str, Any], arch: Arch) -> tuple[Arch | None, ...]:
+    """Return the arch with a GPU of any number of SMs, whose form is that of all numbers where it can be; None where none is tried.
+
+    The last tuned number may stand for all above it, which take many waves: it has such a form only where it has no other.
+    """
+    if arch.gpu is None:
+        return (None,)
+    unlimited = replace(arch, gpu=replace(arch.gpu, sm_count=MANY_SMS))
+    rows = Rows.from_json(spec["rows"])
+    return (None, unlimited) if rows_of(spec) == rows.tuned[-1] < rows.upto else (unlimited,)
 
 
 def varying_extents(one: Signature, other: Signature, rows: Rows, now: int) -> list[list[int]]:

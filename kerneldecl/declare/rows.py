@@ -14,7 +14,7 @@ from kerneldecl.declare.policy_values import LIBRARY
 from kerneldecl.declare.toml_keys import Finding
 from kerneldecl.diagnostics.messages import nearest, show
 from kerneldecl.model import Policy, uses
-from kerneldecl.rows import Rows, numbers_between
+from kerneldecl.rows import Rows, considered_numbers
 
 EXAMPLE = "{ upto = 4096, tuned = [1, 16, 128] }"
 MOST_ROWS = 2**24
@@ -42,8 +42,8 @@ class DeclaredRows:
         return tuple(self.table["tuned"])
 
     def axis(self) -> Axis:
-        """Return the entries that are tuned, and those between. That for one row takes no other number, and is named as any entry is."""
-        numbers = sorted((*self.tuned, *numbers_between(self.tuned)))
+        """Return the entries that are tuned, and those that may join them. That for one row takes no other number; it has a plain name."""
+        numbers = sorted((*self.tuned, *considered_numbers(self.tuned, self.table["upto"])))
         return Axis(self.key, tuple({self.key: self._with(rows)} for rows in numbers), texts=tuple(map(self._text, numbers)))
 
     def named(self, name: str) -> Rows:

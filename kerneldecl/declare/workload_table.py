@@ -38,7 +38,7 @@ from kerneldecl.limits import Budget
 from kerneldecl.model import Policy, Value, Workload
 from kerneldecl.plugins.check import specialize_problem
 from kerneldecl.plugins.load import blamed, kind_of
-from kerneldecl.rows import BETWEEN_TOP_K
+from kerneldecl.rows import top_k_between
 from kerneldecl.rule import Rule
 from kerneldecl.timing import DEFAULT_TIMING
 
@@ -163,7 +163,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 rule=rule.name,
                 attrs=tuple(zip(rule.names, rule.values(instance), strict=True)),
                 policy=scope.policy(table, target, chosen.policy),
-                top_k=min(chosen.top_k, BETWEEN_TOP_K) if is_between else chosen.top_k,
+                top_k=min(chosen.top_k, top_k_between(rows.of(values | attrs))) if rows and is_between else chosen.top_k,
                 tolerance=chosen.tolerance,
                 tags=tags,
                 line=line,

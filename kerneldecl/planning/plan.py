@@ -17,7 +17,7 @@ from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subjec
 from kerneldecl.planning.beyond import why_outdated
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.link import ArtifactOf, LinkPast, link_action
-from kerneldecl.planning.rows import Ranges, with_rows
+from kerneldecl.planning.rows import Ranges, with_rows, without_spare
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import Group, Lowered, TuneResult, groups_from_json
@@ -349,7 +349,7 @@ def plan_link(artifact: ArtifactOf, target: str, entries: Sequence[EntryPlan], p
 
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: ArtifactOf) -> Plan:
     """Return the plan of all entries."""
-    planned = tuple(plan_entry(workload, inputs, read, past) for workload in workloads)
+    planned = without_spare(tuple(plan_entry(workload, inputs, read, past) for workload in workloads))
     return with_links(with_rows(planned, lambda workload: reference(workload, inputs), read, past.failed), past, artifact)
 
 

@@ -21,14 +21,21 @@ from kerneldecl.tuning.measure import rounded
 from kerneldecl.tuning.race import budget_of, calls_in
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, Runner, Task
 
-STEP = 2.5
-"""Ratio of neighbouring numbers of rows at which kernels are timed, about."""
+STEP = 1.13
+"""Ratio of neighbouring numbers of rows at which kernels are timed, about: half of what lies between the numbers of two of them."""
+UNIT = 8
+"""Rows that such a number between is a multiple of at least, from twice as many on: widths of tiles are."""
+MOST_WITHIN = 3
+"""Numbers at most at which kernels are timed between those of two kernels."""
 ROUNDS = 7
 """Samples of each kernel at each number of rows, in turns."""
 TIE = 0.01
 """Share of its time by which a kernel must be faster than one that is tuned for a nearer number."""
-NEIGHBOURS = 2
-"""Kernels of smaller and of larger numbers that compete at each."""
+NEIGHBOURS = 4
+"""Kernels of smaller and of larger numbers that compete at each: behind the end of a wave of tiles, one may be the best whose tiles fill a
+wave of far fewer rows."""
+SLOWDOWN = 1.5
+"""Ratio to the shortest first run above which a kernel is not timed in turns."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,23 @@ class Chosen:
 
 
 def timed_rows(tuned: Sequence[int], upto: int) -> list[int]:
-    """Return the numbers of rows at which kernels are timed: those of the kernels, the most, and odd ones where these are far apart."""
+    """Return the numbers of rows at which kernels are timed: those of the kernels, the most, and others where these are far apart.
+
+    What is the fastest at one takes those down to the one before, so others are round: their tiles are full, and those of fewer rows
+    at most as many.
+    """
     bounds = sorted({1, *tuned, upto})
     found = set(bounds)
     for low, high in itertools.pairwise(bounds):
-        steps = round(math.log(high / low) / math.log(STEP))
-        found |= {round(low * (high / low) ** (step / steps)) | 1 for step in range(1, steps)}
-    return sorted(number for number in found if number <= upto)
+        steps = min(MOST_WITHIN + 1, round(math.log(high / low) / math.log(STEP)))
+        found |= {_rounded(low * (high / low) ** (step / steps)) for step in range(1, steps)}
+    return sorted(found)
+
+
+def _rounded(number: float) -> int:
+    """Return the nearest multiple of an eighth of the power of two below a number."""
+    unit = max(UNIT, 1 << (int(number).bit_length() - 4)) if number >= 2 * UNIT else 1
+    return round(number / unit) * unit
 
 
 def by_tuned(kernels: Sequence[RowsKernel], rows: Rows) -> Chosen:
@@ -130,9 +147,10 @@ def _timed(task: Task, kernels: Sequence[RowsKernel], number: int, runner: Runne
             runner.measure(task.measure_request("prepare", spec=spec), PREPARE_SECS)
         else:
             first[kernel.tuned] = answer["secs"]
-    if len(first) < 2:
-        return first or "; ".join(failures)
-    return _raced(task, [kernel for kernel in kernels if kernel.tuned in first], spec, runner, first)
+    if not first:
+        return "; ".join(failures)
+    near = {tuned: secs for tuned, secs in first.items() if secs <= SLOWDOWN * min(first.values())}
+    return near if len(near) == 1 else _raced(task, [kernel for kernel in kernels if kernel.tuned in near], spec, runner, near)
 
 
 def _raced(

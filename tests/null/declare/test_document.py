@@ -212,11 +212,11 @@ def test_lists_and_cases_expand_and_name_the_entries(workspace: Path, attrs: dic
 
 
 def test_rows_at_run_time_are_an_entry_for_each_number_that_is_tuned(workspace: Path) -> None:
-    text = table("a", m="{ upto = 64, tuned = [1, 16] }", n="[2, 3]") + table("b", m="1", n="1", shape="[{ upto = 9, tuned = [4] }, 5]")
+    text = table("a", m="{ upto = 31, tuned = [1, 16] }", n="[2, 3]") + table("b", m="1", n="1", shape="[{ upto = 9, tuned = [4] }, 5]")
     one, many, *others, listed = declared(workspace, text).workloads
-    assert [one.name, many.name, *(other.name for other in others)] == [f"a[n={n},m={m}]" for n in (2, 3) for m in ("1", "16of64")]
-    assert (rows_field(one.rows, one.attrs), rows_field(many.rows, many.attrs)["rows"]["upto"]) == ({}, 64)
-    assert many.rows == Rows("a[n=2]", "m", -1, 64, (1, 16))
+    assert [one.name, many.name, *(other.name for other in others)] == [f"a[n={n},m={m}]" for n in (2, 3) for m in ("1", "16of31")]
+    assert (rows_field(one.rows, one.attrs), rows_field(many.rows, many.attrs)["rows"]["upto"]) == ({}, 31)
+    assert many.rows == Rows("a[n=2]", "m", -1, 31, (1, 16))
     assert many.rows.at(dict(many.attrs), 7) == {**dict(many.attrs), "m": 7}
     assert (listed.name, dict(listed.attrs)["shape"], listed.rows) == ("b[shape=4of9x5]", (4, 5), Rows("b", "shape", 0, 9, (4,)))
     assert listed.rows.at(dict(listed.attrs), 7)["shape"] == (7, 5)
@@ -443,7 +443,7 @@ WRONG: dict[str, str] = {
     + table("f", m="{ upto = 64, tuned = [0, 16] }", n="1", layout="{ upto = 64, tuned = [16] }")
     + table("g", m="1", n="1", shape="[{ upto = 64, tuned = [16, 16] }, 4]")
     + table("h", m="{ upto = 1_000_000_000_000, tuned = [16] }", n="1")
-    + table("i", m="{ upto = 64, tuned = [1, 16] }", n="1", dispatch='"library"'),
+    + table("i", m="{ upto = 31, tuned = [1, 16] }", n="1", dispatch='"library"'),
     "workspace_file": HEAD
     + table("a", m="1", n="1", source='"ir/b.json"')
     + table("b", m="1", n="1", source='["ir/a.json", "../secret", "/etc/passwd"]')

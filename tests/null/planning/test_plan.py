@@ -44,6 +44,7 @@ class World:
     rule: str = "rule digest"
     reference: str = "reference digest"
     proposed: tuple[str, ...] = ("first", "second")
+    secs: float = 1e-6
     records: dict[tuple[str, str, bool], Record | Miss] = field(default_factory=dict)
     blobs: set[str] = field(default_factory=lambda: {f"{name} digest" for name in BLOBS})
     linked: dict[str, str] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class World:
             if kind == "link":
                 self.linked[action.target] = action.key
             else:
-                proposals = [Proposal(Candidate.of(name, {}), 1e-6) for name in self.proposed]
+                proposals = [Proposal(Candidate.of(name, {}), self.secs) for name in self.proposed]
                 result = {"lower": LOWERED, "propose": groups_to_json([Proposed("plain", proposals, searches=False)]), "tune": TUNED}[kind]
                 self.records[kind, action.key, action.target == "host"] = Record(action.key, action.manifest, result)
             self.manifests[action.entry, kind] = action.manifest
@@ -336,3 +337,13 @@ def test_keys_are_those_of_the_manifests() -> None:
     for world in (World(), World().do("lower"), World().do("lower").do("propose"), World().complete()):
         for action in (action for action in world.plan().actions if action.key and action.kind != "build"):
             assert action.key == keys.key(action.manifest) if action.manifest else action.is_hit and action.kind not in kept
+
+
+def test_numbers_of_rows_for_which_no_time_rises_are_planned_no_longer_once_policies_have_said_so() -> None:
+    rows = Rows("a", "n", -1, 512, (16, 512))
+    workloads = [replace(WORKLOAD, name=f"a[n={number}]", attrs=(("n", number),), rows=rows) for number in (16, 128, 256, 512)]
+    world = World().do("lower", *workloads)
+    assert len(world.plan(*workloads).entries) == 4
+    assert [each.workload.name for each in world.do("propose", *workloads).plan(*workloads).entries] == ["a[n=16]", "a[n=512]"]
+    silent = World(secs=0.0).do("lower", *workloads).do("propose", *workloads)  # as tuners are
+    assert len(silent.plan(*workloads).entries) == 4

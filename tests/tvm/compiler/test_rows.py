@@ -17,11 +17,12 @@ from tvm_ffi import structural
 
 from kerneldecl.arrays import poisoned
 from kerneldecl.compiler import canonical, cpu, cuda
-from kerneldecl.compiler.rows import MANY_SMS, ONE_ROW, Formula, for_any_rows, solved, unit_of, with_upto
+from kerneldecl.compiler.rows import MANY_SMS, ONE_ROW, Formula, for_any_rows, solved, unit_of, unlimited_archs, with_upto
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Candidate
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.rows import Rows
 from kerneldecl.rule import Rule
 from kerneldecl.store.local import LocalStore
 
@@ -146,6 +147,15 @@ def test_a_kernel_that_fills_the_gpu_once_is_of_any_rows(tuned: int) -> None:
         np.testing.assert_allclose(out.astype("float32"), given.reference(*inputs), rtol=2e-2, atol=2e-2, err_msg=f"{rows} rows")
     elsewhere = for_any_rows(of_few, 4 * tuned, unit, of_many)  # many waves there, too
     assert elsewhere is None or not structural.structural_equal(elsewhere, found)
+
+
+@pytest.mark.parametrize(
+    ("m", "upto", "tried"), [(16, 4096, [MANY_SMS]), (128, 4096, [None, MANY_SMS]), (2048, 4096, [MANY_SMS]), (128, 128, [MANY_SMS])]
+)
+def test_the_last_tuned_number_has_the_form_of_a_gpu_without_limit_only_where_it_has_no_other(m: int, upto: int, tried: list[Any]) -> None:
+    spec = {"attrs": {"m": m}, "rows": Rows("a", "m", -1, upto, (16, 128)).to_json()}
+    assert [on and on.the_gpu.sm_count for on in unlimited_archs(spec, H200)] == tried
+    assert unlimited_archs(spec, HOST) == (None,)
 
 
 @needs_nvcc
