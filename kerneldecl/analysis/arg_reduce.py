@@ -43,6 +43,8 @@ class ArgReduceParams(NamedTuple):
     """Accesses of a thread under way together."""
     parts: int
     """Thread blocks that share a row."""
+    rows: int = 1
+    """Rows of a thread block, a warp each."""
 
     def vectors(self, sizes: ArgSizes) -> int:
         """Return the vectors of one part of a row."""
@@ -55,7 +57,8 @@ class ArgReduceParams(NamedTuple):
             and sizes.inner == 1
             and min(self) >= 1
             and self.threads % WARP_LANES == 0
-            and self.threads <= gpu.max_threads_per_block
+            and self.threads * self.rows <= gpu.max_threads_per_block
+            and (self.rows == 1 or (self.threads, self.parts) == (WARP_LANES, 1))
             and self.unroll <= MAX_UNROLL
             and self.parts <= MAX_PARTS
             and math.gcd(sizes.extent, VECTOR_BYTES // dtype_bytes(sizes.dtype)) % self.width == 0

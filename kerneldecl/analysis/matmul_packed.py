@@ -19,8 +19,8 @@ COLUMNS = 8
 FIRST_CAPABILITY = (8, 0)
 """Compute capability of the first GPUs with cp.async and mma.m16n8k16 of both dtypes."""
 MAX_STAGES = 12
-STREAMS = (0, 1, 2)
-BY_STEPS, BY_ROUNDS = 1, 2
+STREAMS = (0, 1, 2, 3)
+BY_STEPS, BY_ROUNDS, KEPT = 1, 2, 3
 """Values of `stream`."""
 BARRIER_BYTES = 8
 WARP_ROWS = (16, 32, 64)
@@ -115,7 +115,8 @@ class PackedParams(NamedTuple):
     split_k: int = 1
     """Thread blocks of a cluster among which k is divided."""
     stream: int = 0
-    """How activations come: all at once (0), each warp's with each step (1) or those of all warps along k with each round of steps (2)."""
+    """How activations come: all at once (0), each warp's with each step (1), those of all warps along k with each round of steps (2), or
+    each step's once, for all rows of weights (3)."""
 
     bulk: int = 0
     """Whether one lane copies a warp's weights in bulk; else each lane copies 16 bytes of each tile."""
@@ -163,7 +164,7 @@ class PackedParams(NamedTuple):
         """Bytes of a thread block's activations that lie apart from its warps' weights."""
         if self.stream == BY_ROUNDS:
             return self.stages * self.round_bytes(sizes)
-        return 0 if self.stream else sizes.m * (self.block_steps(sizes) * sizes.step * 2 + PADDING_BYTES)
+        return 0 if self.stream == BY_STEPS else sizes.m * (self.block_steps(sizes) * sizes.step * 2 + PADDING_BYTES)
 
     def round_bytes(self, sizes: PackedSizes) -> int:
         """Bytes of the activations of a step of each warp along k, where they come in rounds."""
@@ -184,9 +185,36 @@ class PackedParams(NamedTuple):
         ring = self.warps_n * self.warps_k * self.stages * self.stage_bytes(sizes)
         return max(self.activation_bytes(sizes) + ring, self.partial_bytes(sizes))
 
+    @property
+    def keeps_steps(self) -> bool:
+        """Say whether each step of activations comes once and stays in shared memory."""
+        return self.stream == KEPT
+
+    def activation_barrier_offset(self, sizes: PackedSizes) -> int:
+        """Return where the barriers of steps of activations begin, where these have some: behind those of stages."""
+        return self.barrier_offset(sizes) + self.bulk * self.warps_n * self.warps_k * self.stages * BARRIER_BYTES
+
+    def received_barrier_offset(self, sizes: PackedSizes) -> int:
+        """Return where the barrier is of what a thread block receives from others of its cluster, and behind it what comes."""
+        end = self.activation_barrier_offset(sizes) + self.keeps_steps * self.block_steps(sizes) * BARRIER_BYTES
+        return -(-end // VECTOR_BYTES) * VECTOR_BYTES
+
+    def received_offset(self, sizes: PackedSizes) -> int:
+        """Return where a thread block receives, from each of its cluster in turn, that one's part of its share of results."""
+        return self.received_barrier_offset(sizes) + VECTOR_BYTES
+
+    def results(self, sizes: PackedSizes) -> int:
+        """Results of a thread block's, or a cluster's, rows of weights."""
+        return sizes.m * self.block_rows
+
+    def share(self, sizes: PackedSizes) -> int:
+        """Results of each thread block of a cluster, which adds them up and stores them; the last ones may have fewer."""
+        return -(-self.results(sizes) // (4 * self.split_k)) * 4
+
     def smem_bytes(self, sizes: PackedSizes) -> int:
-        barriers = self.bulk * self.warps_n * self.warps_k * self.stages * BARRIER_BYTES
-        return self.barrier_offset(sizes) + barriers
+        if self.split_k > 1:
+            return self.received_offset(sizes) + self.split_k * self.share(sizes) * 4
+        return self.activation_barrier_offset(sizes) + self.keeps_steps * self.block_steps(sizes) * BARRIER_BYTES
 
     def fits(self, sizes: PackedSizes, gpu: Gpu) -> bool:
         """Say whether the parameters are valid for these sizes on a GPU."""
@@ -201,6 +229,7 @@ class PackedParams(NamedTuple):
             and 2 <= self.stages <= MAX_STAGES
             and self.stream in STREAMS
             and (self.stream != BY_STEPS or self.warps_n == 1)
+            and (not self.keeps_steps or (self.bulk == 1 and self.block_steps(sizes) <= self.threads))
             and (self.split_k == 1 or (has_clusters and self.split_k <= min(MAX_CLUSTER, sizes.steps)))
             and self.warps_k <= self.block_steps(sizes)
             and (self.split_k - 1) * self.block_steps(sizes) < sizes.steps

@@ -25,7 +25,7 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function, traceless_text
-from kerneldecl.compiler.rows import MANY_SMS, ONE_ROW, TRACE, for_any_rows, rows_of, unit_of, varying_extents, with_upto
+from kerneldecl.compiler.rows import ONE_ROW, TRACE, for_any_rows, rows_of, unit_of, unlimited_archs, varying_extents, with_upto
 from kerneldecl.compiler.rule_numbers import rule_numbers
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
@@ -193,10 +193,9 @@ def _for_any_rows(spec: Spec, candidate: Candidate, arch: Arch) -> cpu.Scheduled
         found = cpu.apply_candidate(Path(spec["root"]), _at_rows(spec, count), candidate, on)
         return None if found is None else found.mod
 
-    rows, unlimited = Rows.from_json(spec["rows"]), None
-    if arch.gpu is not None and (rows_of(spec) < rows.tuned[-1] or rows.upto == rows.tuned[-1]):  # else it takes many waves, too
-        unlimited = functools.partial(applied, dataclasses.replace(arch, gpu=dataclasses.replace(arch.gpu, sm_count=MANY_SMS)))
-    general = for_any_rows(functools.partial(applied, arch), rows_of(spec), unit_of(dict(candidate.params)), unlimited)
+    apply, unit = functools.partial(applied, arch), unit_of(dict(candidate.params))
+    forms = (None if on is None else functools.partial(applied, on) for on in unlimited_archs(spec, arch))
+    general = next(filter(None, (for_any_rows(apply, rows_of(spec), unit, form) for form in forms)), None)
     return None if general is None else cpu.ScheduledModule(with_upto(general, spec["rows"]["upto"]), None)
 
 

@@ -5,6 +5,8 @@ Knows nothing of what is measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _DURATIONS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
@@ -42,3 +44,8 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 def share_of_peak(share: float | None) -> str:
     """Return a share of what the device's peaks allow; what takes less time than DRAM would has its operands in a cache."""
     return "" if share is None else f"{share:.0%}" if share <= 1 else ">100%"
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """Return sizes of dimensions as the command line takes them: batch=8, tokens=128."""
+    return ", ".join(f"{dim}={size}" for dim, size in sizes.items())

@@ -43,14 +43,21 @@ STREAMED_SHARE = 0.867
 """Part of DRAM's bandwidth that keys and values are read with, where an SM has one thread block."""
 BLOCKS_LOSS = 0.023
 """Part of that which is lost with each doubling of an SM's thread blocks: each reads two streams of its own."""
+UNEVEN_POWER = 0.25
+"""Power of the ratio of the busiest SM's thread blocks to the mean by which streaming takes longer: 60 kernels of two attentions with 160
+and 170 MB of keys and values took 1.0 to 1.3 times as long with 140 to 616 thread blocks (H200, 2026-11)."""
 PAGES_SECS = 1.7e-6
 """Seconds that numbers of pages take, which keys wait for, and pages that lie apart."""
 START_SECS = 0.0
 """Seconds until the first keys have arrived, and a thread block's results are stored, as far as the kernels beside it leave them to see."""
 CLUSTER_SECS = 0.93e-6
 """Seconds in which the thread blocks of a cluster meet and read each other's results, for each doubling of their number, and once more."""
-COMBINE_SECS, PARTS_SECS = 1.36e-6, 0.32e-6
-"""Seconds that the second kernel takes besides its traffic, and for each `AT_ONCE` parts that it adds up one after the other."""
+COMBINE_SECS, PARTS_SECS = 0.7e-6, 0.65e-6
+"""Seconds that the second kernel takes besides its traffic, and for each `AT_ONCE` parts that it adds up one after the other. Refitted to
+160 kernels of eight attentions drawn at random (H200, 2026-11)."""
+GROUP_SECS = 6e-8
+"""Seconds for each group of warps whose results a thread block adds up at its end: with half of the warps and twice as long blocks of keys
+each of five attentions took 0.1 to 0.9 us less (H200, 2026-11)."""
 AT_ONCE = 8
 PDL_LAUNCH_SHARE = 0.5
 """Part of a launch's time that is left where the kernel starts while the preceding one ends."""
@@ -123,12 +130,14 @@ def secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu) -> float:
     full, rest = divmod(grid, slots)
     streamed = full * slots * block_bytes / _bytes_per_s(sizes, params, gpu, slots)
     streamed += rest * block_bytes / _bytes_per_s(sizes, params, gpu, rest) if rest else 0.0
+    # SMs with one more thread block than others end later, though memory is the limit and others get less of it.
+    streamed *= max(1.0, -(-grid // gpu.sm_count) * gpu.sm_count / grid if grid > gpu.sm_count else 1.0) ** UNEVEN_POWER
     resident = min(params.blocks, -(-grid // gpu.sm_count))
     computed = waves * _blocks_of_group(sizes, params) * _block_secs(sizes, params, gpu, resident)
     # Thread blocks that share an SM hide each other's ends.
     ends = waves / params.blocks if waves > 1 else 1.0
     ends *= START_SECS + (CLUSTER_SECS * params.cluster.bit_length() if params.cluster > 1 else 0.0)
-    busy = p_norm(streamed, computed, exponent=OVERLAP) + ends + (PAGES_SECS if sizes.page_size else 0.0)
+    busy = p_norm(streamed, computed, exponent=OVERLAP) + ends + GROUP_SECS * params.groups + (PAGES_SECS if sizes.page_size else 0.0)
     return busy + _launch_secs(gpu) + (_combine_secs(sizes, params, gpu, grid) if params.split_k > params.cluster else 0.0)
 
 

@@ -80,7 +80,7 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionSimtParams]:
 def secs(sizes: AttentionSizes, params: AttentionSimtParams, gpu: Gpu) -> float:
     """Return the predicted time of a kernel: the busiest SM's tiles, L2 and DRAM."""
     blocks = [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in keys_of_tiles(sizes, params.block_m)]
-    tiles = len(blocks) * sizes.batch * sizes.heads
+    tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
     resident = min(_resident(sizes, params, gpu), -(-tiles // gpu.sm_count))
     mean = sum(blocks) / len(blocks)
     # The longest tiles come first, so that SMs differ by about one mean tile; without a causal mask all are as long.

@@ -91,7 +91,7 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
 def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
     """Return the predicted time of a kernel: the busiest SM's tiles, L2 and DRAM."""
     blocks = _blocks(sizes, params)
-    tiles = len(blocks) * sizes.batch * sizes.heads
+    tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
     per_sm = -(-tiles // gpu.sm_count)
     resident = min(params.ctas_per_sm, per_sm)
     mean = sum(blocks) / len(blocks)
@@ -106,7 +106,7 @@ def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
 
 
 def _blocks(sizes: AttentionSizes, params: AttentionTcParams) -> list[int]:
-    """Return how many blocks of keys each tile of a head goes through."""
+    """Return how many blocks of keys the tiles of a head go through, as `keys_of_tiles` has them."""
     return [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in keys_of_tiles(sizes, params.block_m)]
 
 

@@ -21,9 +21,9 @@ THREADS = (256, 128, 512, 1024)
 MIN_WHOLE_THREADS = 96
 """Threads of a block at least that divide all vectors where none of `THREADS` does."""
 UNROLL = (4, 2, 1, 8)
-UNROLL_COST = 0.006
+UNROLL_COST = 0.012
 """Fraction of DRAM's time that each doubling of the loads before a thread's stores costs: copies and additions of 16384 x 16384 on an H200
-are the faster the fewer loads there are; why is not known."""
+are the faster the fewer loads there are, 60 functions of 0.01 to 300 MB as well; why is not known."""
 OTHER_REGISTERS = 24
 """Registers of a thread besides its loads in flight."""
 BOUNDED_ROUND = 0.3
@@ -125,6 +125,7 @@ def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_acros
             rounds=1 if vectors % (threads * unroll) == 0 else 1 + UNPREFETCHED_ROUND + BOUNDED_ROUND * (unroll - 1),
             serial_cycles=ELEMENT_CYCLES * unroll * width,
             shared_loads=unroll * shared,
+            ends_together=False,
         )
         yield {"threads": threads, "width": width, "unroll": unroll}, (work,)
 

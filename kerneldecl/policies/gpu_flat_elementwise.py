@@ -48,5 +48,6 @@ def _timed(space: IterSpace, sizes: FlatSizes, gpu: Gpu) -> Iterator[Timed]:
             l2_bytes=nbytes,
             rounds=1 + UNPREFETCHED_ROUND,
             serial_cycles=ELEMENT_CYCLES * unroll * sizes.width,
+            ends_together=False,
         )
         yield params._asdict(), (work,)

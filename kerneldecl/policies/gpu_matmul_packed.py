@@ -15,6 +15,7 @@ from kerneldecl.analysis.matmul_packed import (
     BY_ROUNDS,
     BY_STEPS,
     FIRST_CAPABILITY,
+    KEPT,
     MAX_STAGES,
     STREAMS,
     WARP_ROWS,
@@ -48,11 +49,15 @@ WARPS_K = (1, 2, 4, 8, 16)
 SPLIT_K = (1, 2, 4, 8)
 MIN_WARPS, MAX_WARPS = 4, 16
 """Warps of a thread block."""
+MAX_FILLING_WARPS = 20
+"""The same at most where thread blocks take as many rows as fill the GPU once."""
 RESIDENT = (1, 2, 3, 4)
 """Thread blocks that share an SM, for which stages are chosen so that they fit."""
 MIN_STAGES = 2
 COPIES = ((1, 0), (1, 1), (0, 0))
 """Values of `bulk` and `prefetch`."""
+KEPT_COPIES = ((1, 1),)
+"""The same where each step of activations comes once: bulk copies of 8 and 16 x 8192 x 8192 took 0.6 us less with it (H200, 2026-11)."""
 MIN_WARP_STEPS = 2
 """Steps of a warp at least."""
 SAME_TILE = 2
@@ -96,8 +101,14 @@ while each warp started the copies of all its stages at once (1 x 8192 x 8192, g
 START_SECS = 1.5e-6
 """Seconds from the first arrivals to a full stream, which warps with few long steps have late: eight kernels of 1, 8, 16 and 64 x 8192 x
 8192 (H200, 2026-11), as the next one."""
+START_ROWS = 1024
+"""Rows of weights of all warps for which that is so: where activations come with steps, fewer rows come sooner. Assumed."""
 ROUND_BYTES_PER_CLOCK = 30.0
 """Rate at which activations come in rounds, for which all warps of a thread block wait."""
+KEPT_BYTES_PER_CLOCK = 12.0
+"""Rate at which activations that stay come while weights do, as measured of persistent kernels: all thread blocks ask for the same ones."""
+CLUSTER_BLOCK_SECS = 0.5e-6
+"""Seconds that each thread block of a cluster beyond two costs: 8 and 16 x 8192 x 8192 with two, four and eight (H200, 2026-11)."""
 PREFETCH_SECS = 0.02e-6
 """Seconds that each step of L2 prefetch costs. Much less than measured behind a foreign kernel, which it does not overlap: 1, 2 and 4 steps
 took 13.4, 14.5 and 15.8 us; back to back 11.9, 11.9 and 12.6."""
@@ -125,7 +136,8 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
 
 def _tile(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> tuple[int, ...]:
     """Return what decides how often operands are read, by how many thread blocks and how, and whether the next kernel's find room."""
-    return params.rows, params.warps_n, params.split_k, int(_has_room(sizes, params, gpu)), params.bulk, params.prefetch
+    has_room = _has_room(sizes, params, gpu)
+    return params.rows, params.warps_n, params.split_k, int(has_room), params.bulk, params.prefetch, int(params.keeps_steps)
 
 
 def _has_room(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> bool:
@@ -137,16 +149,31 @@ def _has_room(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> bool:
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
     """Yield the search space: for warps along n and k, stages with which so many thread blocks fit an SM, or one less."""
     copies = COPIES if gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY else ((0, 0),)
-    for rows, warps_n, warps_k, split_k, stream in itertools.product(WARP_ROWS, WARPS_N, WARPS_K, SPLIT_K, STREAMS):
-        tile = PackedParams(rows, warps_n, warps_k, MIN_STAGES, split_k, stream)
-        is_too_short = warps_k * MIN_WARP_STEPS > tile.block_steps(sizes)
-        is_by_steps = stream == BY_ROUNDS and warps_n == 1
-        if is_too_short or is_by_steps or not MIN_WARPS <= warps_n * warps_k <= MAX_WARPS or not tile.fits(sizes, gpu):
-            continue
-        for (bulk, prefetch), stages in itertools.product(copies, _stages(sizes, tile, gpu)):
+    for tile in _tiles(sizes, gpu):
+        for (bulk, prefetch), stages in itertools.product(KEPT_COPIES if tile.keeps_steps else copies, _stages(sizes, tile, gpu)):
             params = tile._replace(stages=stages, bulk=bulk, prefetch=prefetch)
             if params.fits(sizes, gpu):
                 yield params
+
+
+def _tiles(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
+    """Yield how warps divide rows and k, and how activations come, with the fewest stages."""
+    for rows, warps_k, split_k, stream in itertools.product(WARP_ROWS, WARPS_K, SPLIT_K, STREAMS):
+        base = PackedParams(rows, 1, warps_k, MIN_STAGES, split_k, stream)._replace(bulk=int(stream == KEPT))
+        filling = _filling_warps(sizes, base, gpu) if base.keeps_steps else 1
+        for warps_n in sorted({*WARPS_N, filling}):
+            tile = base._replace(warps_n=warps_n)
+            most = MAX_FILLING_WARPS if warps_n not in WARPS_N else MAX_WARPS
+            is_too_short = warps_k * MIN_WARP_STEPS > tile.block_steps(sizes)
+            is_by_steps = stream in (BY_ROUNDS, KEPT) and warps_n == 1
+            if not is_too_short and not is_by_steps and MIN_WARPS <= warps_n * warps_k <= most and tile.fits(sizes, gpu):
+                yield tile
+
+
+def _filling_warps(sizes: PackedSizes, base: PackedParams, gpu: Gpu) -> int:
+    """Return the warps along n with which all rows of weights have a thread block, or a cluster, that runs at once."""
+    at_once = model.resident_clusters(gpu, base.split_k) if base.split_k > 1 else gpu.sm_count
+    return -(-sizes.n // (base.rows * at_once))
 
 
 def _stages(sizes: PackedSizes, tile: PackedParams, gpu: Gpu) -> list[int]:
@@ -187,6 +214,7 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
         warp_steps * smem_bytes / gpu.smem_bytes_per_clock_per_sm * cycle,
         waves * steps * (STEP_LATENCY_CYCLES + WARP_CYCLES * _instructions(sizes, params)) * cycle,
         waves * steps / (params.stages - 1) * LOAD_LATENCY_SECS,
+        busiest * params.activation_bytes(sizes) / KEPT_BYTES_PER_CLOCK * cycle if params.keeps_steps else 0.0,
     )
     return p_norm(*times, exponent=OVERLAP) + _once_secs(sizes, params, gpu, has_room=_has_room(sizes, params, gpu))
 
@@ -219,6 +247,8 @@ def _adds_activations(sizes: PackedSizes, params: PackedParams) -> bool:
 
 def _activation_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> float:
     """Return how long a thread block waits for its activations, of which each warp does not copy its own: in rounds it does all along."""
+    if params.keeps_steps:
+        return 0.0
     if params.stream == BY_ROUNDS:
         nbytes = 2 * sizes.m * params.block_steps(sizes) * sizes.step
         return nbytes / ROUND_BYTES_PER_CLOCK / gpu.clock_hz
@@ -232,6 +262,8 @@ def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: 
     secs = model.launch_secs(gpu, has_pdl=has_pdl) + (CROWDED_SECS if has_pdl and has_room else 0.0)
     activation_secs = 0.0 if params.stream == BY_STEPS else _activation_secs(sizes, params, gpu)
     partial_secs = 2 * params.partial_bytes(sizes) / gpu.smem_bytes_per_clock_per_sm / gpu.clock_hz
-    secs += DRAM_LATENCY_SECS + START_SECS + activation_secs + COMBINE_SECS + BARRIER_SECS + partial_secs
+    start_secs = START_SECS * (min(1.0, params.block_rows * params.warps_k / START_ROWS) if params.keeps_steps else 1.0)
+    secs += DRAM_LATENCY_SECS + start_secs + activation_secs + COMBINE_SECS + BARRIER_SECS + partial_secs
     secs += STAGE_SECS * (params.stages - MIN_STAGES) + PREFETCH_SECS * params.prefetch
-    return secs + (model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (params.split_k - 1) if params.split_k > 1 else 0.0)
+    # Thread blocks that share k do not meet before they load.
+    return secs + (model.SPLIT_K_CLUSTER_SECS + CLUSTER_BLOCK_SECS * (params.split_k - 2) if params.split_k > 1 else 0.0)

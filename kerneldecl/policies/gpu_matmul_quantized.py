@@ -16,7 +16,7 @@ TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
 AUTO = {"cuda": 5}
 HAS_TRACES = False
 
-RIVAL_SLOWDOWN = 1.6
+RIVAL_SLOWDOWN = 1.35
 """How much slower than the other's a policy's best candidate may be predicted to take part: models err by some 30 % (H200, 2026-11)."""
 
 

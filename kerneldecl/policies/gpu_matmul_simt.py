@@ -24,7 +24,7 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     raster_group_of,
     split_k_choices,
 )
-from kerneldecl.policies.gpu.time_model import SMEM_LOAD_CYCLES, launch_secs, occupancy, warp_fma_cycles
+from kerneldecl.policies.gpu.time_model import FAST_MATH_BYTES, SMEM_LOAD_CYCLES, launch_secs, occupancy, warp_fma_cycles
 
 TEMPLATES = ("gpu_matmul_simt", "gpu_conv2d_simt")
 AUTO = {"cuda": 50}
@@ -78,6 +78,13 @@ START_CYCLES = 1500.0
 """Cycles of a block's first k-tiles. START_CYCLES and STORED_BYTES_PER_CYCLE are fitted to 548 kernels of 28 GEMMs on an H200."""
 STORED_BYTES_PER_CYCLE = 12.0
 """Bytes of results that an SM stores in a cycle."""
+EXPOSED_ENDS = 2.0
+"""Part of a block's stores and of the next one's start that come on top between two turns of an SM with one block, where nothing is
+multiplied meanwhile; several blocks share that. Tilings of 728 x 10687 x 113 with one, two and four to eight blocks on an
+SM took 1.22, 1.1 and 0.98 of what was predicted without (H200, 2026-11)."""
+ACTIVATION_CYCLES = 190.0
+"""Cycles of a thread for an activation of a result that nvcc compiles without fast math: each division tests for a slow path, and none
+begins before the one before it. 52 x 14344 x 40 with silu in tiles of 16, 32 and 64 results a thread (H200, 2026-11)."""
 PARTS_IN_FLIGHT = 48
 """Parts of split-K that a thread of the kernel which adds them up loads at once, as nvcc 13.0 orders them: it gives 51 registers for 43
 parts, 62 or 63 for 57 to 512."""
@@ -92,7 +99,8 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
         return ()
     gpu = arch.the_gpu
     window = sliding_window_of(space, gemm)
-    found = [_estimate(gemm, tiling, gpu) for tiling in tilings(gemm, gpu)]
+    activation = ACTIVATION_CYCLES if _activates_exactly(space) else 0.0
+    found = [_estimate(gemm, tiling, gpu, activation) for tiling in tilings(gemm, gpu)]
     found += conv_tiles_simt.estimates(window, gemm, gpu) if window else ()
     return tuple(itertools.islice(_in_order(found), top_k))
 
@@ -189,7 +197,15 @@ def registers(tiling: GemmSimtParams, gpu: Gpu) -> int:
     return min(wanted, most, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
 
 
-def _estimate(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu) -> Estimate:
+def _activates_exactly(space: IterSpace) -> bool:
+    """Say whether the epilogue computes more than one operation of each result besides those with arguments, without fast math."""
+    after = list(itertools.dropwhile(lambda block: not block.is_reduction, space.blocks))[1:]
+    with_arguments = sum(access.operand in space.inputs for block in after for access in block.reads)
+    is_wide = dtype_bytes(space.blocks[-1].writes[0].dtype) > FAST_MATH_BYTES
+    return is_wide and sum(block.flops_per_point for block in after) - with_arguments > 1
+
+
+def _estimate(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu, activation_cycles: float = 0.0) -> Estimate:
     """Return the time of the slowest of an SM's schedulers, L2 and DRAM.
 
     In the time of one k-tile, a scheduler issues the instructions of all its warps and shared memory serves them, which overlaps
@@ -210,15 +226,19 @@ def _estimate(gemm: Contraction, tiling: GemmSimtParams, gpu: Gpu) -> Estimate:
     )
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * dtype_bytes(gemm.a.dtype)
     traffic = dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group), most * gpu.sm_count)
+    stored_cycles = min(m, tiling.block_m) * min(n, tiling.block_n) * dtype_bytes(gemm.accum_dtype) / STORED_BYTES_PER_CYCLE
+    ends, turns = START_CYCLES, per_sm / resident
+    if tiling.split_k == 1:
+        ends += activation_cycles * tiling.thread_m * tiling.thread_n
     secs = max(
-        per_sm / resident * (k_tiles * k_tile_cycles + START_CYCLES) / gpu.clock_hz,
+        turns * (k_tiles * k_tile_cycles + ends) / gpu.clock_hz,
         blocks * k_tiles * tile_bytes / gpu.l2_bytes_per_s,
         traffic / gpu.dram_bytes_per_s,
     )
     # Measured: 27 us between four writes of a sector and one, for 46 MB (1403 x 8227 x 41, H200, 2026-11). Nothing hid them.
     secs += _stored_bytes(gemm, tiling) / gpu.l2_bytes_per_s
-    tile_results = min(m, tiling.block_m) * min(n, tiling.block_n)
-    secs += per_sm * tile_results * dtype_bytes(gemm.accum_dtype) / (STORED_BYTES_PER_CYCLE * gpu.clock_hz)
+    between_turns = EXPOSED_ENDS * (turns - 1) / resident * (START_CYCLES + stored_cycles)
+    secs += (per_sm * stored_cycles + between_turns) / gpu.clock_hz
     if tiling.split_k > 1:
         secs += _split_k_reduction_secs(gemm, tiling.split_k, gpu)
     return Estimate(tiling, secs + launch_secs(gpu), (tiling.block_m, tiling.block_n))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
-from kerneldecl.analysis.gpu_limits import MAX_GRID_Z, MIN_ASYNC_COPY_BYTES, WARP_LANES
+from kerneldecl.analysis.gpu_limits import MAX_GRID_Z, WARP_LANES
 from kerneldecl.analysis.params import PERMUTED_ROWS, ROW_MULTIPLE, GemmTcParams, row_padding
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
@@ -29,13 +28,7 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     split_k_choices,
 )
 from kerneldecl.policies.gpu.tensor_core_model import (
-    FIRST_WINDOW_COPY_CYCLES,
-    IMAGE_RESOLVED_COPIES,
-    MIXED_WAIT,
     MMA_LATENCY_CYCLES,
-    OVERLAPPED_ADDRESS_CYCLES,
-    RESOLVED_COPIES,
-    RESOLVED_WAIT,
     ROUNDED_DOWN,
     SMEM_EPILOGUE_CYCLES,
     STORED_BYTES_PER_CYCLE,
@@ -47,11 +40,13 @@ from kerneldecl.policies.gpu.tensor_core_model import (
     min_sm_secs,
     multiplies_per_cycle,
     overlapped_fraction,
-    register_waits,
+    residual_cycles,
     sm_secs,
     start_secs,
 )
+from kerneldecl.policies.gpu.tile_copies import copy_cost, is_uneven
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
+from kerneldecl.policies.hopper.operands import has_residual
 
 TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
 AUTO = {"cuda": 40}
@@ -74,23 +69,9 @@ NARROW = 32
 """Rows or columns of a tile up to which it waits more than it computes, and takes longer k-tiles."""
 OTHER_REGISTERS = 48
 """Registers of a thread besides accumulators and fragments: addresses and counters. Kernels compiled for sm_90 have 40 to 60."""
-COPY_INSTRUCTIONS, BOUNDED_COPY_INSTRUCTIONS = 6.0, 14.0
-"""Instructions of one copy with its address, as nvcc emits them: of whole tiles of a matrix; and with bounds, or with the divisions that
-find a pixel in its image."""
-ADDRESS_CYCLES, BOUNDED_ADDRESS_CYCLES, IMAGE_ADDRESS_CYCLES, PAST_IMAGES_CYCLES = 10.0, 40.0, 100.0, 20.0
-"""Cycles of one warp for each copy of whole tiles, of others, and of pixels, and what each of these takes more where tiles reach past the
-last pixel: instructions of an address wait for one another, so that few warps with many copies wait for that. Fitted, as the next two, to
-510 tilings of 60 GEMMs and convolutions (H200, 2026-11)."""
-UNEVEN_ROW_INSTRUCTIONS, UNEVEN_ROW_CYCLES = 20.0, 80.0
-"""Instructions, and cycles of one warp, that each copy takes more where a row in shared memory is no power of 2, so that its index is
-divided."""
 SPLIT_K_LAUNCH_FRACTION = 0.55
 """Part of a launch's time that the kernel takes which adds up split-K's partial results, besides their bytes: its launch overlaps with the
 kernel before. Fitted to 60 GEMMs and convolutions of 3 to 8 us, as all of them were predicted 1.2 times too slow (H200, 2026-11)."""
-WARP_COPY_BYTES = 512
-"""Bytes that a warp copies at once at most."""
-BOUNDED_INT8_VECTOR = 4
-"""Elements of 8 bits that the template copies at once where some of them may lie beyond the operand."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -104,8 +85,9 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
     window = sliding_window_of(space, gemm) if dtype_bytes(gemm.a.dtype) == CONV_ITEM_BYTES else None
-    convolutions = [Group(0.0, functools.partial(estimates, window, gemm, gpu))] if window else []
-    return best_first((*convolutions, *_groups(gemm, gpu)), SAME_TILE)
+    loads_residual = has_residual(space)
+    convolutions = [Group(0.0, functools.partial(estimates, window, gemm, gpu, loads_residual=loads_residual))] if window else []
+    return best_first((*convolutions, *_groups(gemm, gpu, loads_residual=loads_residual)), SAME_TILE)
 
 
 def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:
@@ -113,7 +95,8 @@ def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[
     gemm, gpu = contraction_of(space), arch.the_gpu
     if isinstance(gemm, str) or why_not(space, arch):
         return ()
-    return tuple(itertools.islice(best_first(_groups(gemm, gpu, (stages,)), SAME_TILE), top_k))
+    groups = _groups(gemm, gpu, (stages,), loads_residual=has_residual(space))
+    return tuple(itertools.islice(best_first(groups, SAME_TILE), top_k))
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -136,6 +119,8 @@ class _Setting(NamedTuple):
     least_dram_secs: float
     vectors: tuple[int, int]
     """Elements of A and of B that one copy takes at most."""
+    loads_residual: bool = False
+    """Whether the epilogue loads an element for each result."""
 
     @property
     def is_double_buffered(self) -> bool:
@@ -143,7 +128,7 @@ class _Setting(NamedTuple):
         return self.gemm.extents[3] > LONG_K
 
 
-def _groups(gemm: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Group]:
+def _groups(gemm: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES, *, loads_residual: bool = False) -> Iterator[Group]:
     """Yield the search space: tiles, to be timed with their stages."""
     setting = _Setting(
         gemm=gemm,
@@ -152,6 +137,7 @@ def _groups(gemm: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> 
         multiplies_per_cycle=multiplies_per_cycle(gpu, gemm.a.dtype, gemm.accum_dtype),
         least_dram_secs=least_dram_bytes(gemm) / (gpu.dram_bytes_per_s * DRAM_SHARE),
         vectors=(gemm.a.vector(), gemm.b.vector()),
+        loads_residual=loads_residual,
     )
     for layouts in _warp_layouts(setting):
         # With equally many warps, the squarest warp tiles hold and read least, and overlap most of that.
@@ -292,7 +278,8 @@ def _estimate(setting: _Setting, layout: GemmTcParams) -> Estimate:
 
 
 def _grid(setting: _Setting, tiling: GemmTcParams, stages: int, stored_bytes: float) -> Grid:
-    stored_cycles = stored_bytes / 2 / STORED_BYTES_PER_CYCLE * (UNEVEN_EPILOGUE_FACTOR if _is_uneven(tiling.block_n) else 1.0)
+    stored_cycles = stored_bytes / 2 / STORED_BYTES_PER_CYCLE * (UNEVEN_EPILOGUE_FACTOR if is_uneven(tiling.block_n) else 1.0)
+    loads_residual, results = setting.loads_residual and tiling.split_k == 1, tiling.block_m * tiling.block_n / (tiling.warps * WARP_LANES)
     return Grid(
         blocks=_blocks(setting.gemm, tiling),
         warps=tiling.warps,
@@ -300,6 +287,7 @@ def _grid(setting: _Setting, tiling: GemmTcParams, stages: int, stored_bytes: fl
         k_tiles=_k_tiles(setting.gemm, tiling),
         stages=stages,
         epilogue_cycles=stored_cycles + tiling.smem_epilogue * SMEM_EPILOGUE_CYCLES,
+        residual_cycles=residual_cycles(results, is_through_smem=bool(tiling.smem_epilogue)) if loads_residual else 0.0,
     )
 
 
@@ -338,7 +326,7 @@ def _k_tile(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool
     gpu, item_bytes = setting.gpu, dtype_bytes(setting.gemm.a.dtype)
     warp_m, warp_n = tiling.warp_tile
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
-    copies = _copy_cost(setting, tiling, is_double_buffered=is_double_buffered)._asdict()
+    copies = copy_cost(setting.gemm, tiling, setting.vectors, is_double_buffered=is_double_buffered)._asdict()
     fragments_bytes = tiling.warps * (warp_m + warp_n) * tiling.block_k * item_bytes
     return KTile(
         multiply_cycles=tiling.block_m * tiling.block_n * tiling.block_k / setting.multiplies_per_cycle,
@@ -348,51 +336,3 @@ def _k_tile(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool
         overlapped=overlapped_fraction(warp_m // FRAGMENT, warp_n // FRAGMENT, 2 if is_double_buffered else 1),
         **copies,
     )
-
-
-class _CopyCost(NamedTuple):
-    """What a block's copies of a k-tile cost; see `KTile`."""
-
-    issue_cycles: float
-    address_cycles: float
-    register_waits: float
-    first_cycles: float
-
-
-def _copy_cost(setting: _Setting, tiling: GemmTcParams, *, is_double_buffered: bool) -> _CopyCost:
-    """Return what a block's copies of a k-tile cost."""
-    gemm, gpu = setting.gemm, setting.gpu
-    item_bytes, threads = dtype_bytes(gemm.a.dtype), tiling.warps * gpu.warp_size
-    _, m, n, k = gemm.extents
-    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
-    issue = -tile_bytes / WARP_COPY_BYTES * COPY_INSTRUCTIONS if is_double_buffered else 0.0
-    address = waits = first = 0.0
-    is_k_whole, is_k_one_axis = k % (tiling.block_k * tiling.split_k) == 0, len(gemm.k) == 1
-    is_mixed = len({widest * item_bytes < MIN_ASYNC_COPY_BYTES for widest in setting.vectors}) == 2
-    operands = ((tiling.block_m, m, gemm.m, gemm.a), (tiling.block_n, n, gemm.n, gemm.b))
-    for (extent, size, axes, operand), widest in zip(operands, setting.vectors, strict=True):
-        is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k
-        vector = math.gcd(widest, max(1, elements // threads))
-        vectors = elements / (vector if is_whole or item_bytes > 1 else math.gcd(vector, BOUNDED_INT8_VECTOR))
-        is_simple = is_whole and is_k_one_axis and len(axes) == 1
-        is_divided = not operand.is_k_last and _is_uneven(extent)
-        instructions = COPY_INSTRUCTIONS if is_simple else BOUNDED_COPY_INSTRUCTIONS
-        image_cycles = IMAGE_ADDRESS_CYCLES + (PAST_IMAGES_CYCLES if size % extent else 0.0)
-        cycles = ADDRESS_CYCLES if is_simple else image_cycles if len(axes) > 1 else BOUNDED_ADDRESS_CYCLES
-        issue += vectors / gpu.warp_size * (instructions + is_divided * UNEVEN_ROW_INSTRUCTIONS)
-        address += vectors / threads * (cycles + is_divided * UNEVEN_ROW_CYCLES)
-        if widest * item_bytes < MIN_ASYNC_COPY_BYTES:
-            copies = vectors / threads
-            # Pixels that are all read once, in their order, are rows of a matrix.
-            has_windows = len(axes) > 1 and operand.size_bytes != size * k * item_bytes
-            most = IMAGE_RESOLVED_COPIES if has_windows else RESOLVED_COPIES
-            resolved = MIXED_WAIT if is_mixed and not operand.is_k_last else RESOLVED_WAIT
-            waits += register_waits(copies, resolved if copies <= most else None, is_divided=is_divided)
-            address -= copies * OVERLAPPED_ADDRESS_CYCLES
-            first += has_windows * copies * FIRST_WINDOW_COPY_CYCLES
-    return _CopyCost(issue, address, waits, first)
-
-
-def _is_uneven(extent: int) -> bool:
-    """Say whether indices are divided by an extent: it is no power of 2."""
-    return extent.bit_count() > 1

@@ -14,10 +14,17 @@ from typing import NamedTuple
 from kerneldecl.analysis.combined_columns import chunk_rows, combining_threads, has_warps
 from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES, WARP_LANES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.column_waits import (
+    BOUNDED_LOAD_CYCLES,
+    Turns,
+    bounded_load_cycles,
+    column_rounds,
+    column_waits,
+    combining_cycles,
+    is_padded,
+)
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
-    THREAD_BYTES,
-    THREAD_LOADS,
     WARP_CYCLES,
     Timed,
     Work,
@@ -57,18 +64,9 @@ long as those of four (global pool of 128 x 7 x 7 x 2048) and 3.3 times (2 x 37 
 ROLLED_SHARE = 0.1
 """Part of the latencies of a column by which they are more for each turn that could have been unrolled: GEMVs and sums of float32 took 1.2
 to 2.4 times as long without unrolling, sums of 16 bits less (nine operators, H200, 2026-11)."""
-BOUNDED_LOAD_CYCLES = 250.0
-"""Cycles in which a thread that sums a column waits for each of its loads where bounds are tested turn by turn, so that no load crosses
-another: a latency of L2. Sums and GEMVs of 40 to 13441 rows took 0.1 to 0.4 us a load so, and all loads of one turn are one wait; fitted,
-as the next one, to 350 tilings of 19 operators (H200, 2026-11)."""
-SHARED_COLUMN_CYCLES = 750.0
-"""Cycles of each load where several threads share a column and bounds are tested of columns: sums of 32 to 4420 rows, of 125 and 1119
-columns, took 0.32 to 0.5 us a load so, however unrolled (H200, 2026-11)."""
-SHARED_REST_CYCLES, ROLLED_REST_CYCLES = 400.0, 100.0
-"""Cycles of each load where they share one and unrolled rows are no whole turns; and where each row is a turn, which nvcc unrolls with
-fewer branches. Six sums of 26 to 517 rows took 0.18 to 0.3 us a load and 0.02 to 0.1 us (H200, 2026-11)."""
-COMBINED_CYCLES = 12.0
-"""Cycles of one thread for each partial result of a column that it adds up out of shared memory, one after the other."""
+UNPREFETCHED_ROUND = 0.25
+"""Latencies that a kernel waits longer whose threads have more than one turn, or bounds: no load is prefetched while the kernel before
+ends. Sums of 16 x 2400 and 32 x 1119 took 0.2 us less in a single turn (H200, 2026-11)."""
 CHUNK_CYCLES = 120.0
 """Cycles of a lane for each chunk that it adds up in the second kernel: 92 to 442 chunks of 125 and 176 columns took 0.06 us for each of
 3 to 14 a lane (two operators, H200, 2026-11)."""
@@ -297,12 +295,16 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
                 continue
             blocks = others * -(-vectors // side)
-            combined = blocks * side * width if _is_padded(block) else others * columns
+            combined = blocks * side * width if is_padded(block) else others * columns
+            # Threads that share whole rows read neighbouring rows.
+            piece_bytes = side * width * element * (rows if others == 1 and side == vectors else 1)
             rolled = 1.0 if is_converted else 1 + ROLLED_SHARE * (ENOUGH_UNROLLED / unroll - 1)
             # As on rows, there are chunks where blocks are few.
             for chunks in _column_chunks(gpu, blocks, size, rows, unroll):
                 steps = -(-chunk_rows(size, chunks, rows * unroll) // rows)
-                load_cycles = _bounded_load_cycles(block, size % (chunks * rows * unroll) > 0, vectors % side > 0, (rows, unroll))
+                turns = Turns(rows, unroll, steps, size % chunks > 0)
+                load_cycles = bounded_load_cycles(block, size % (chunks * rows * unroll) > 0, vectors % side > 0, turns)
+                is_prefetched = steps <= unroll and load_cycles == 0.0
                 waste = -(-steps // unroll) * unroll * rows * chunks / size * blocks * side / (others * vectors)
                 work = Work(
                     blocks=blocks * chunks,
@@ -312,10 +314,10 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                     flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
                     flops_per_s=gpu.simt_rate("float32"),
                     dram_bytes=moved * (1 + is_wide * WIDE_COLUMNS_COST),
-                    l2_bytes=moved * touched_share(side * width * element),
-                    rounds=_column_rounds(steps, width * element) * rolled,
+                    l2_bytes=moved * touched_share(piece_bytes),
+                    rounds=column_rounds(steps, width * element) * rolled + (0.0 if is_prefetched else UNPREFETCHED_ROUND),
                     barriers=1 if rows > 1 else 0,
-                    serial_cycles=_column_waits(steps, unroll, load_cycles) + _combining_cycles(rows, width),
+                    serial_cycles=column_waits(steps, unroll, load_cycles) + combining_cycles(rows, width),
                 )
                 params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
                 yield params, (work, *_combining_columns(gpu, combined, chunks))
@@ -329,46 +331,6 @@ def _column_chunks(gpu: Gpu, blocks: int, size: int, rows: int, unroll: int) -> 
         if 2 * whole <= power:
             found.append(-(-size // chunk_rows(size, power, rows * unroll)))
     return list(dict.fromkeys(found))
-
-
-def _bounded_load_cycles(block: Block, has_rest: bool, has_partial: bool, turn: tuple[int, int]) -> float:
-    """Return the cycles that each load waits which tests bounds, since no other crosses it: of rows that are no whole turns, of columns.
-
-    `turn` is how many threads share a column, and how many rows each of them adds up in a turn. Padded columns are bounded where they are
-    loaded alone.
-    """
-    rows, unroll = turn
-    if _is_padded(block):
-        return BOUNDED_LOAD_CYCLES if has_rest and not has_partial else 0.0
-    if rows == 1:
-        return BOUNDED_LOAD_CYCLES if has_rest or has_partial else 0.0
-    if has_partial:
-        return SHARED_COLUMN_CYCLES
-    return (SHARED_REST_CYCLES if unroll > 1 else ROLLED_REST_CYCLES) if has_rest else 0.0
-
-
-def _column_rounds(steps: int, access_bytes: int) -> float:
-    """Return how often a thread that sums a column waits for memory."""
-    return max(1.0, steps / THREAD_LOADS, steps * access_bytes / THREAD_BYTES)
-
-
-def _column_waits(steps: int, unroll: int, load_cycles: float) -> float:
-    """Return the cycles in which a thread waits for the loads of a column, of which those of a single turn are resolved.
-
-    Not so those that wait for the bounds of columns that threads share.
-    """
-    return steps * load_cycles if steps > unroll or load_cycles == SHARED_COLUMN_CYCLES else 0.0
-
-
-def _combining_cycles(rows: int, width: int) -> float:
-    """Return the cycles in which threads add up what the threads of their columns have found; as many as columns, or one for several."""
-    return 0.0 if rows == 1 else COMBINED_CYCLES * width * (1 if width % rows == 0 else rows)
-
-
-def _is_padded(block: Block) -> bool:
-    """Say whether the template pads columns and rows to whole tiles where they are none: those of a sum of products along one axis."""
-    reduced = [axis for axis in block.axes if axis.kind == "reduce" and axis.extent > 1]
-    return block.is_multiply_accumulate and len(block.reads) == 2 and len(reduced) == 1
 
 
 def _sides(vectors: int, most: int) -> list[int]:

@@ -11,7 +11,17 @@ from collections.abc import Iterator, Sequence
 
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, load_rounds, ranked
+from kerneldecl.policies.gpu.time_model import (
+    ACCESS_FLOPS,
+    FAST_MATH_BYTES,
+    LINE_BYTES,
+    WARP_CYCLES,
+    Timed,
+    Work,
+    access_widths,
+    load_rounds,
+    ranked,
+)
 from kerneldecl.policies.gpu_reduce import ROW_THREADS, block_rows
 from kerneldecl.policies.shared.reduction import rowwise_reductions
 from kerneldecl.policies.shared.traffic import largest, moved_bytes, points
@@ -34,6 +44,10 @@ WEIGHTS_SHARE = 0.5
 """Latency of a row's weights as a share of DRAM's: all blocks read them, so most find them in L2."""
 SHUFFLE_CYCLES = 25.0
 """Cycles of a shuffle between the threads of a warp and the operation on its result."""
+DIVISION_CYCLES = 340.0
+"""Cycles of a thread to divide an element of a softmax where an argument has more than 16 bits, and nvcc gets no fast math: each division
+tests for a slow path, and none begins before the one before it. Four softmaxes of 33 to 288 float32, 60 candidates, took 0.16 to 0.2 us an
+element of a thread more than predicted without; softmaxes of 16 bits, norms and losses, which divide once a row, none (H200, 2026-11)."""
 LINE_SHARE = 0.5
 """Part of a line that an access of a warp costs of L1's bandwidth for each line that it touches, where a line is more than it wants.
 Fitted, as the next one, to 29 operators over rows of 8 to 12864 elements on an H200 (2026-11)."""
@@ -41,6 +55,9 @@ BOUNDED_VECTOR_CYCLES = 50.0
 """Cycles for each element of a thread's last vector of 16 bytes where some threads have one less: softmaxes of 136 to 3776 elements took
 0.2 to 0.6 us more with eight elements of 16 bits than with four. Norms, which load weights as well, did not."""
 
+IDLE_LANES_CYCLES = 500.0
+"""Cycles of a row that one turn of a part of a warp holds, where some lanes have no vector: all that a lane does with one is a branch
+then. Softmaxes of 24 and 29 elements took 0.2 to 0.45 us more so than with fewer lanes (H200, 2026-11)."""
 BOUNDED_ROW_CYCLES, BOUNDED_ROW_LOADS = 500.0, 4
 """Cycles for each of a thread's loads where the last block has fewer rows than others, so that each load is a branch that no other
 crosses; and the loads after which those of rows without weights cross them after all. Seven norms, softmaxes and losses of 5 to 1070
@@ -63,7 +80,9 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
     writes_rows = points(last) > count
     element = dtype_bytes((last.writes[0] if writes_rows else largest(reductions[0])).dtype)
     lengths = [block.axes[-1].extent for block in (*reductions, *([last] if writes_rows else []))]
+    division = DIVISION_CYCLES if writes_rows and _divides_exactly(space) else 0.0
     instructions = sum(points(block) * max(1, block.flops_per_point) for block in space.blocks)
+    element_cycles = INSTRUCTION_CYCLES * instructions / (count * size) + division
     for width, row_threads, threads in itertools.product(access_widths(math.gcd(*lengths), element), ROW_THREADS, BLOCK_THREADS):
         vectors = size // width
         if row_threads > threads or (row_threads >= 2 * vectors and row_threads > 1):
@@ -81,6 +100,9 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         shuffles = len(reductions) * math.log2(row_threads) if row_threads <= gpu.warp_size else 0
         is_bounded = vectors % row_threads > 0 and width * element == VECTOR_BYTES and not weights
         bounded = BOUNDED_VECTOR_CYCLES * width if is_bounded else 0.0
+        # Lanes without a vector of a row that takes one turn.
+        if steps == 1 and vectors % row_threads and row_threads <= gpu.warp_size:
+            bounded += IDLE_LANES_CYCLES
         if count % rows and row_threads > 1:
             bounded += BOUNDED_ROW_CYCLES * (steps if weights else min(steps, BOUNDED_ROW_LOADS))
         work = Work(
@@ -95,7 +117,7 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             + LINE_SHARE * moved_bytes(space) * lines,
             rounds=(1 if is_kept else steps * passes) + WEIGHTS_SHARE * (load_rounds(weights * steps, width * element) if weights else 0),
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
-            serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + shuffles * SHUFFLE_CYCLES + bounded,
+            serial_cycles=element_cycles * steps * width + shuffles * SHUFFLE_CYCLES + bounded,
             warp_cycles=WARP_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)
@@ -105,3 +127,11 @@ def _weights(space: IterSpace, size: int) -> int:
     """Return how many arguments are as long as one row: what a norm scales its elements with, and adds to them."""
     arguments = {access.operand: access for block in space.blocks for access in block.reads if access.operand in space.inputs}
     return sum(math.prod(access.shape) == size for access in arguments.values())
+
+
+def _divides_exactly(space: IterSpace) -> bool:
+    """Say whether results are quotients of what was computed for each element, as a softmax's are, and compiled without fast math."""
+    arguments = {access.operand: access.dtype for block in space.blocks for access in (*block.reads, *block.writes)}
+    is_wide = any(dtype_bytes(arguments[name]) > FAST_MATH_BYTES for name in (*space.inputs, *space.outputs))
+    last = space.blocks[-1]
+    return is_wide and any(read.operand not in space.inputs and read.shape == last.writes[0].shape for read in last.reads)

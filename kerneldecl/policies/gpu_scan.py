@@ -44,6 +44,9 @@ RIVAL_SLOWDOWN = 1.8
 """How much slower than the best of the other template may candidates be predicted, and still be tried."""
 ONCE_ROUNDS = 4
 """Latencies of a tile in one pass: which one it is, its elements, its sum published and seen, those of tiles a little behind. Assumed."""
+ONCE_WAITS = 0.5
+"""Fraction of DRAM's time in which thread blocks of one tile leave it idle, as all of an SM's load, wait and store at about the same time:
+33 554 432 float32 took 96.6 us (H200, 2026-11). Blocks that stay and copy tiles ahead took 104.5 at best."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
 STRIP_BYTES, STRIP_COST = 256, 0.08
@@ -157,7 +160,7 @@ def _once_works(sizes: ScanSizes, params: GpuScanOnceParams, gpu: Gpu) -> tuple[
         regs_per_thread=min(OTHER_REGISTERS + params.unroll * (-(-width * element // 4) + 2), gpu.registers_per_sm // RESIDENT_THREADS),
         flops=sizes.elements * (SUM_FLOPS + 2 * ACCESS_FLOPS / width) * tiles * params.tile(sizes) / sizes.extent,
         flops_per_s=gpu.simt_rate("float32"),
-        dram_bytes=2 * nbytes,
+        dram_bytes=2 * nbytes * (1 + ONCE_WAITS),
         l2_bytes=2 * nbytes + words * looks,
         rounds=ONCE_ROUNDS + looks / params.threads / 4,
         serial_cycles=3 * SCAN_CYCLES,

@@ -14,8 +14,23 @@ from kerneldecl.analysis.split_rows import MAX_KEPT, RowSizes, SplitRowsParams, 
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_reduce, gpu_rowwise
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, load_rounds, ranked, rounds
-from kerneldecl.policies.gpu_rowwise import INSTRUCTION_CYCLES, INSTRUCTION_FLOPS, OTHER_REGISTERS, SHUFFLE_CYCLES, WEIGHTS_SHARE
+from kerneldecl.policies.gpu.time_model import (
+    ACCESS_FLOPS,
+    FAST_MATH_BYTES,
+    LINE_BYTES,
+    WARP_CYCLES,
+    Timed,
+    Work,
+    load_rounds,
+    ranked,
+)
+from kerneldecl.policies.gpu_rowwise import (
+    DIVISION_CYCLES,
+    INSTRUCTION_CYCLES,
+    INSTRUCTION_FLOPS,
+    OTHER_REGISTERS,
+    SHUFFLE_CYCLES,
+)
 
 TEMPLATES = ("gpu_split_rows", "gpu_rowwise", "gpu_reduce")
 AUTO = {"cuda": 58}
@@ -85,6 +100,8 @@ def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ..
     kept = params.steps(sizes) * params.width
     waste = params.parts * params.threads * kept / sizes.columns
     instructions, weights = ELEMENT_INSTRUCTIONS[sizes.kind], WEIGHTS[sizes.kind] * params.steps(sizes)
+    is_wide = max(element, dtype_bytes(sizes.out_dtype)) > FAST_MATH_BYTES
+    element_cycles = INSTRUCTION_CYCLES * instructions + (DIVISION_CYCLES if sizes.kind == "softmax" and is_wide else 0.0)
     lines = max(1.0, LINE_BYTES / (min(params.threads, params.vectors(sizes)) * params.width * element))
     work = Work(
         blocks=sizes.rows * params.parts,
@@ -93,9 +110,10 @@ def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ..
         smem_bytes=params.smem_bytes(sizes),
         flops=elements * (INSTRUCTION_FLOPS * instructions + 2 * ACCESS_FLOPS / params.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
-        rounds=rounds(kept * element) + WEIGHTS_SHARE * (load_rounds(weights, params.width * element) if weights else 0),
+        # Weights are loaded with the row, before its statistics.
+        rounds=load_rounds(params.steps(sizes) + weights, params.width * element),
         barriers=1,
-        serial_cycles=INSTRUCTION_CYCLES * instructions * kept + SHUFFLES * SHUFFLE_CYCLES + (ENDS_CYCLES if params.parts == 1 else 0.0),
+        serial_cycles=element_cycles * kept + SHUFFLES * SHUFFLE_CYCLES + (ENDS_CYCLES if params.parts == 1 else 0.0),
         warp_cycles=WARP_CYCLES,
     )
     if params.cluster == params.parts:

@@ -15,7 +15,7 @@ from kerneldecl.analysis import attention, tensor_cores
 from kerneldecl.analysis.attention import AttentionSizes, WgmmaAttentionParams, attention_of
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.attention_tiles import L2_SHARE, heads_in_l2, is_worth_a_try, keys_of_tiles
+from kerneldecl.policies.gpu.attention_tiles import L2_SHARE, MOST_TILES, heads_in_l2, is_worth_a_try, keys_of_tiles
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper.time_model import GPU_TENSOR_RATE_FRACTION, launch_secs
@@ -168,7 +168,7 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
 
     Heads that belong together come first, the longest tiles of them first, and every other wave goes backwards.
     """
-    seen, heads = _tiles_keys(sizes, block_m), sizes.batch * sizes.heads
+    seen, heads = _tiles_keys(sizes, block_m, most=sizes.queries), sizes.batch * sizes.heads
     order = [
         keys for first in range(0, heads, heads_together) for keys in reversed(seen) for _ in range(min(heads_together, heads - first))
     ]
@@ -181,14 +181,15 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
     return sorted({(count, keys) for count, keys in work})
 
 
-def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
-    """Return how many keys each tile of a head sees."""
-    return [max(1, len(keys)) for keys in keys_of_tiles(sizes, block_m)]
+def _tiles_keys(sizes: AttentionSizes, block_m: int, most: int = MOST_TILES) -> list[int]:
+    """Return how many keys the tiles of a head see, as `keys_of_tiles` has them."""
+    return [max(1, len(keys)) for keys in keys_of_tiles(sizes, block_m, most)]
 
 
 def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
     """Return how many keys all tiles of a head see."""
-    return sum(_tiles_keys(sizes, block_m))
+    seen = _tiles_keys(sizes, block_m)
+    return sum(seen) * -(-sizes.queries // block_m) // len(seen)
 
 
 def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, resident: int) -> float:

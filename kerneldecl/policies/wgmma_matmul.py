@@ -245,8 +245,10 @@ def _is_too_narrow(tile: Tiling) -> bool:
 
 
 def _tile_count(gemm: Contraction, tile: Tiling) -> int:
+    """Return how many tiles there are, with those that fill clusters."""
     batch, m, n, _ = gemm.extents
-    return batch * -(-m // tile.block_m) * -(-n // tile.block_n)
+    rows, columns = -(-m // (tile.block_m * tile.cluster_m)), -(-n // (tile.block_n * tile.cluster_n))
+    return batch * rows * columns * tile.cluster_ctas
 
 
 def _clustered(gemm: Contraction, tile: Tiling) -> Iterator[Tiling]:
@@ -264,9 +266,10 @@ def _clustered(gemm: Contraction, tile: Tiling) -> Iterator[Tiling]:
 
 
 def _split(gemm: Contraction, gpu: Gpu, tile: Tiling) -> Iterator[Tiling]:
-    """Yield a tile with split-K, where tiles leave SMs idle."""
-    tiles, k_tiles = _tile_count(gemm, tile), -(-gemm.extents[3] // k_tile_items(gemm))
-    for split_k in split_k_choices(gpu, tiles, k_tiles):
+    """Yield a tile with split-K, where tiles leave SMs idle; clusters that share operands do not share k."""
+    k_tiles = -(-gemm.extents[3] // k_tile_items(gemm))
+    for split_k in split_k_choices(gpu, _tile_count(gemm, tile), k_tiles):
         yield tile._replace(split_k=split_k)
-    for split_k in workspace_choices(gpu, tiles, k_tiles):
-        yield tile._replace(split_k=split_k, workspace=1)
+    for clustered in _clustered(gemm, tile):
+        for split_k in workspace_choices(gpu, _tile_count(gemm, clustered), k_tiles):
+            yield clustered._replace(split_k=split_k, workspace=1)

@@ -311,8 +311,8 @@ def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
     if tiling.workspace:
         moved = 2 * tiles * tiling.split_k * tiling.block_m * tiling.block_n * 4
         return secs + model.launch_secs(gpu, has_pdl=True) + model.WORKSPACE_SECS + moved / gpu.l2_bytes_per_s
-    if tiling.split_k * tiling.cluster_m * tiling.cluster_n > 1:
+    if tiling.split_k > 1:
         sent_bytes = tiling.block_m * tiling.block_n * 4 * (tiling.split_k - 1) / tiling.split_k
         secs += sent_bytes / (model.SPLIT_K_BYTES_PER_CYCLE * gpu.clock_hz)
-        return secs + model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (tiling.split_k - 1)
-    return secs
+        return secs + model.SPLIT_K_CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (tiling.split_k - 1)
+    return secs + (model.CLUSTER_SECS if tiling.cluster_m * tiling.cluster_n > 1 else 0.0)

@@ -44,7 +44,7 @@ MAX_WORKSPACE_ACCUMULATORS = 96
 """Accumulators of a thread at most where CTAs share k by a workspace and groups have 16 weights: with 128, their scales' registers spill
 (nvcc 13.0)."""
 CLUSTERS = (1, 2, 4)
-"""CTAs of a cluster that share activations by TMA multicast, without split-K."""
+"""CTAs of a cluster that share activations by TMA multicast, without split-K of a cluster."""
 MIN_STAGES = 3
 """Stages at least: one is dequantised while the one before is multiplied."""
 RESIDENT = (1, 2, 3, 4)
@@ -234,9 +234,11 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
 def _once_secs(tiling: Tiling, gpu: Gpu, tiles: int) -> float:
     """Return the seconds that a kernel takes once: its launch, the first loads, the reduction of split-K."""
     secs = model.launch_secs(gpu, has_pdl=bool(tiling.pdl)) + model.PROLOGUE_SECS + tiling.stages * model.STAGE_FILL_SECS
+    if tiling.cluster_m > 1:
+        secs += model.CLUSTER_SECS
     if tiling.workspace:
         moved = 2 * tiles * tiling.split_k * tiling.block_m * tiling.block_n * 4
         return secs + model.launch_secs(gpu, has_pdl=True) + model.WORKSPACE_SECS + moved / gpu.l2_bytes_per_s
-    if tiling.split_k > 1 or tiling.cluster_m > 1:
-        return secs + model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (tiling.split_k - 1)
+    if tiling.split_k > 1:
+        return secs + model.SPLIT_K_CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (tiling.split_k - 1)
     return secs

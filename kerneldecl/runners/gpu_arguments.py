@@ -54,6 +54,7 @@ class OnGpu:
     def __init__(self, data: ReferenceData) -> None:
         self.gpu, self.checks = device(), checks()
         self.sizes = [_bytes(arg) for arg in data.signature.args]
+        self.touched_bytes = max(1, int(min(data.least_bytes, sum(self.sizes))))
         self.placement = place(self.sizes, GUARD_BYTES)
         self.data = data if self._has_room(data) else dataclasses.replace(data, others=())
         self.kernels: dict[tuple[str, str], Loaded] = {}
@@ -177,7 +178,7 @@ class OnGpu:
         """Return the argument sets over which launches rotate; all but the first are made when they are first needed."""
         if len(self._sets) == 1:
             whole = place(self.sizes, 0)
-            more = copies(sum(self.sizes), self.gpu.l2_bytes, self.gpu.free_bytes()) - 1
+            more = copies(sum(self.sizes), self.touched_bytes, self.gpu.l2_bytes, self.gpu.free_bytes()) - 1
             base = self._allocated(more * whole.total_bytes)
             for start in range(base, base + more * whole.total_bytes, whole.total_bytes):
                 addresses = [start + offset for offset in whole.offsets]
@@ -189,7 +190,7 @@ class OnGpu:
     @property
     def reuses_l2(self) -> bool:
         """Whether a second replay of a graph would find arguments of the first in L2."""
-        return len(self.sets()) * sum(self.sizes) < 2 * self.gpu.l2_bytes
+        return len(self.sets()) * self.touched_bytes < 2 * self.gpu.l2_bytes
 
     def graph(self, kernel: Loaded | None, calls: int, shift: int = 0, before: Callable[[], None] | None = None) -> Graph:
         """Return the graph of `calls` launches, each on the next argument set; of one launch, on the arguments at a shift.

@@ -30,7 +30,7 @@ _LAST: dict[tuple[str, str], float] = {}
 
 def sample_secs(on_gpu: OnGpu, kernel: Loaded, calls: int, protocol: Protocol) -> float:
     """Return the seconds of a call: the mean of up to `calls` launches in one graph, each on arguments that are not in L2."""
-    count = min(calls, most_calls(len(on_gpu.sets()), sum(on_gpu.sizes), on_gpu.gpu.l2_bytes))
+    count = min(calls, most_calls(len(on_gpu.sets()), on_gpu.touched_bytes, on_gpu.gpu.l2_bytes))
     if protocol != "steady":
         _LAST.clear()
     return _SAMPLERS[protocol](on_gpu, kernel, count)

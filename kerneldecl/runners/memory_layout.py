@@ -51,16 +51,16 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def copies(set_bytes: int, l2_bytes: int, free_bytes: int) -> int:
+def copies(set_bytes: int, touched_bytes: int, l2_bytes: int, free_bytes: int) -> int:
     """Return over how many argument sets the launches of a sample rotate.
 
-    Together the sets exceed twice the L2 cache, so that none is still in it when it is used again; or there is one for
-    each launch of the longest sample, and none is used again. They take at most half of the free memory.
+    What launches touch of all sets exceeds twice the L2 cache, so that none of it is still there when it is used again; or there is a set
+    for each launch of the longest sample, and none is used again. They take at most half of the free memory.
     """
-    enough = min(MAX_CALLS, math.ceil(2 * l2_bytes / max(1, set_bytes)))
+    enough = min(MAX_CALLS, math.ceil(2 * l2_bytes / max(1, touched_bytes)))
     return max(1, min(enough, free_bytes // 2 // max(1, set_bytes)))
 
 
-def most_calls(sets: int, set_bytes: int, l2_bytes: int) -> int:
+def most_calls(sets: int, touched_bytes: int, l2_bytes: int) -> int:
     """Return the most launches in a sample for which no argument set is used again while it is still in L2."""
-    return MAX_CALLS if sets * set_bytes >= 2 * l2_bytes else sets
+    return MAX_CALLS if sets * touched_bytes >= 2 * l2_bytes else sets

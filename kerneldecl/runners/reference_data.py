@@ -59,6 +59,8 @@ class ReferenceData:
     """Whether errors are relative to the size of their row, where that is larger than that of all results."""
     kept: tuple[Array, ...] = ()
     """Which elements of each updated argument must stay as they are."""
+    least_bytes: float = math.inf
+    """Bytes that a call moves at least: fewer than its arguments have where it looks up a part of them."""
 
     def all_scales(self, rms: Sequence[float]) -> list[list[Array]]:
         """Return what errors of each set's expected outputs are relative to, given the root mean squares of the first set's.
@@ -86,7 +88,8 @@ def make_reference_data(spec: WorkloadSpec) -> ReferenceData:
     if defect := vacuous(signature, inputs, expected, rule.flops() if is_own("rules", root, spec["rule"]) else 0):
         raise ValueError(f"rule {spec['rule']}: {defect}")
     others = tuple(_other_sets(rule, signature, seed, ignores_nan=spec.get("nan") == "ignore"))
-    return ReferenceData(signature, inputs, expected, others, rule.is_repeatable(), rule.rows_vary(), _kept(rule, inputs, expected))
+    kept = _kept(rule, inputs, expected)
+    return ReferenceData(signature, inputs, expected, others, rule.is_repeatable(), rule.rows_vary(), kept, rule.least_bytes())
 
 
 def _inputs(rule: Rule, seed: int) -> tuple[Array, ...]:

@@ -28,7 +28,11 @@ def chosen(workspace: Workspace, patterns: Sequence[str]) -> tuple[Workload, ...
             return {entry.entry for entry in planned() if not entry.is_done}
         return {entry.entry for entry in planned() if entry.tuned is None or not entry.tuned.is_measured}
 
-    return select(workspace.declaration.workloads, patterns, Facts(dict(workspace.declaration.targets), in_state))
+    workloads = workspace.declaration.workloads
+    if any(workload.rows for workload in workloads):  # numbers of rows for which no kernel is worth tuning are no entries
+        there = {entry.entry for entry in planned()}
+        workloads = tuple(workload for workload in workloads if workload.entry in there)
+    return select(workloads, patterns, Facts(dict(workspace.declaration.targets), in_state))
 
 
 def failures(workspace: Workspace, entries: Sequence[EntryPlan]) -> dict[str, str]:

@@ -47,8 +47,8 @@ class Found(NamedTuple):
 
 def contest(contenders: Sequence[Contender], runner: Runner) -> Iterator[Searched]:
     """Yield what each policy's search came to, entry by entry: what changes on the machine over time meets all policies."""
-    names = dict.fromkeys(entry.entry for _, session in contenders for entry in session.plan.entries)
-    for name in names:
+    planned = [{entry.entry for entry in session.plan.entries} for _, session in contenders]
+    for name in (entry.entry for entry in contenders[0].session.plan.entries if all(entry.entry in each for each in planned)):
         with scratch_folder() as folder:
             found = [_found(each, name, runner, folder / str(place)) for place, each in enumerate(contenders)]
             yield from _raced(contenders[0].session, name, found, runner, folder / "winners")

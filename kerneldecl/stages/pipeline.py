@@ -64,6 +64,7 @@ def _is_plain(session: Session, entry: EntryPlan) -> bool:
     """Say whether an entry can be tuned whatever becomes of the others."""
     workload = entry.workload
     depends = shared_by(workload) is not None or reads_records(workload, session.workspace.inputs)
+    depends = depends or workload.rows is not None  # for which numbers kernels are tuned follows from all proposals
     is_again = entry.entry in session.options.retuned | session.options.reverified or entry.action("tune").reason == OUTDATED
     return not (depends or is_again or workload.specialize)
 

@@ -7,6 +7,7 @@ Parameters:
   width    elements of one access, a divisor of the columns
   unroll   accesses of a thread under way together, 1 to 8
   parts    thread blocks that share a row; with several, a second kernel chooses among what they have found
+  rows     optional: rows of a thread block, of 32 threads each; else 1
 
 Returns TIRx kernels, a PrimFunc without a trace.
 """
@@ -30,12 +31,14 @@ from kerneldecl.templates.shared.fast_parse import fast_parsing
 @fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the function as one of one or two kernels, or None where these do not take it."""
-    chosen = ArgReduceParams(**{name: params[name] for name in ArgReduceParams._fields})  # type: ignore[arg-type]
+    chosen = ArgReduceParams(**{name: params[name] for name in ArgReduceParams._fields if name in params})  # type: ignore[arg-type]
     spec = read_arg_reduce(mod)
     if spec is None or not chosen.fits(spec.sizes, arch.the_gpu):
         return None
     rows, smem = spec.sizes.outer, ("uint64", WARP_LANES)
-    if chosen.parts == 1:
+    if chosen.rows > 1:
+        kernels = [CudaKernel("place_rows", ("X", "Y"), -(-rows // chosen.rows), chosen.threads * chosen.rows)]
+    elif chosen.parts == 1:
         kernels = [CudaKernel("place_whole", ("X", "Y"), rows, chosen.threads, smem)]
     else:
         kernels = [

@@ -13,13 +13,16 @@ Parameters:
   stages   2 or more steps that a warp has in shared memory or on their way to it
   split_k  1 to 8 thread blocks of a cluster among which k is divided
   stream   1 has activations come with each step of a warp, where warps_n is 1; 2 has those of all warps along k come with each round of
-           steps, for which the warps meet; 0 has a thread block copy all of its own before the first
+           steps, for which the warps meet; 0 has a thread block copy all of its own before the first; 3 has it copy each step's of its own
+           once, with the weights: warps along n wait at a barrier of the step, and never meet; 4 is 3 where thread blocks begin with
+           different steps, so that they do not all ask for the same activations at once; 3 and 4 with `bulk` alone
   bulk     1 has one lane copy a warp's weights in bulk, from compute capability 9.0 on; 0 has each lane copy 16 bytes of each tile
   prefetch steps of a warp whose weights are prefetched to L2 before the preceding kernel has ended
 
 Shared memory: m * (2 * k / split_k + 16) bytes of activations, and warps_n * warps_k * stages * rows * (64 + scales) bytes of weights,
 where scales are the bytes of a row's scales and zero points in a step; where activations come with each step, m * 272 bytes with each of
-these instead. Or the partial results of warps, where these take more.
+these instead, and with `stream` 3 and 4 besides 8 bytes for each step. Or the partial results of warps, where these take more. With
+`split_k` besides m * rows * warps_n * 4 bytes, for what the thread blocks of a cluster send each other.
 
 Where a thread has up to 32 accumulators, sums of a group are multiplied by its scale, in float32; else weights are, and rounded to 16 bits.
 Where rows are no whole blocks, some thread blocks begin before the end of their neighbours', and both compute what they share.

@@ -4,7 +4,7 @@ Knows nothing of how its parameters are chosen, and recognises the embedding by 
 
 Parameters:
   threads  threads of a block, whole warps
-  width    elements of one access; a thread has two of them, of both halves or next to one another, so that each element is read once
+  width    elements of one access; a thread has two of them, of both halves, or a pair where it is 1, so that each element is read once
   heads    heads of a thread, of one sequence or several: 1 to 8, a divisor of all
 
 Returns a TIRx kernel, a PrimFunc without a trace.

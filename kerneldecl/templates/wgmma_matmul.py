@@ -15,9 +15,9 @@ Parameters:
                    boxes of 8 rows or a multiple, 64 where k is not contiguous; a CTA loads at most four, and the last ones fewer
   raster_group     rows of tiles (of clusters' tiles) in a rasterization group: scheduled before the next column
   split_k          1 to 8 CTAs of a cluster among which k is split; they reduce accumulators in each other's shared memory, each one a
-                   share of them. Then cluster_m and cluster_n are 1 and each cluster has one tile
-  workspace        1 has up to 64 CTAs, of no cluster, share k: a second kernel adds their partial accumulators, out of global memory; 0
-                   where it is left out
+                   share of them. Then cluster_m and cluster_n are 1, but with a workspace, and each cluster has one tile
+  workspace        1 has up to 64 CTAs of different clusters share k: a second kernel adds their partial accumulators, out of global
+                   memory; 0 where it is left out
   kernel_schedule  "cooperative": all consumers share a tile; "staggered": two do, the second some k-tiles behind the first;
                    "pingpong": two have tiles of their own (block_m is then one consumer's). With the latter two, one's epilogue
                    overlaps the other's mainloop
@@ -100,7 +100,10 @@ def kernel_of(gemm: GemmProblem, params: GemmParams, is_packed: bool, arch: Arch
     operands = [packing.copy if packing else matrix for packing, matrix in zip(packings, (gemm.a, gemm.b), strict=True)]
     (a_matrix, m), (b_matrix, n) = list(zip(operands, (m, n), strict=True))[:: -1 if params.swap_ab else 1]
     a = with_tail(operand_of(a_matrix, params.block_m, params.cluster_n, is_a=True), a_matrix, params.block_m)
-    b = with_tail(operand_of(b_matrix, params.block_n, params.cluster_m), b_matrix, params.block_n)
+    b = operand_of(b_matrix, params.block_n, params.cluster_m)
+    if params.cluster_m == 1 or params.cluster_n == 1:
+        # Else a CTA may have neither rows nor columns, wait for no load, and give back stages that others still fill.
+        b = with_tail(b, b_matrix, params.block_n)
     k_tiles = -(-k * a_matrix.item_bytes // K_TILE_BYTES)
     accum_dtype = gemm.contraction.accum_dtype
     if a is None or b is None or not params.fits(a_matrix.dtype, accum_dtype, k_tiles, a.stage_bytes + b.stage_bytes):

@@ -13,7 +13,7 @@ Parameters, as of `wgmma_matmul`:
   cluster_n     1, 2 or 4: CTAs of a cluster along n, which share tiles of A; the two make at most 4
   raster_group  rows of tiles that are scheduled before the next column
   split_k       1 to 8 CTAs of a cluster among which k is split
-  workspace     1 has up to 64 CTAs, of no cluster, share k
+  workspace     1 has up to 64 CTAs of different clusters share k
   pdl           1 launches with PDL
   prefetch      0 (the default) to 12 k-tiles of B, with PDL, that a CTA prefetches to L2 as it starts; with 0 as `wgmma_matmul` does
   l2_fetch      128 (the default) or 256 bytes of B that L2 fetches at once: those of two k-tiles

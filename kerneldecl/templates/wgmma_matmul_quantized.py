@@ -12,10 +12,10 @@ Parameters, as of `wgmma_matmul`:
   consumers     1 to 3 consumer warpgroups of 128 threads
   block_k       elements of a k-tile along k: 64 or 128
   stages        2 to 12 k-tiles of both operands in shared memory at once
-  cluster_m     1, 2 or 4: CTAs of a cluster along n of the GEMM, which share activations by TMA multicast; 1 with split-K
+  cluster_m     1, 2 or 4: CTAs of a cluster along n of the GEMM, which share activations by TMA multicast; 1 with split-K of a cluster
   raster_group  rows of tiles that are scheduled before the next column
   split_k       1 to 8 CTAs of a cluster among which k is split
-  workspace     1 has up to 64 CTAs, of no cluster, share k
+  workspace     1 has up to 64 CTAs, of different clusters, share k
   pdl           1 launches with PDL
 
 Shared memory: stages * (block_m * (block_k / 2 + 2 * max(1, block_k / group)) + block_n * block_k * 2) bytes, zero points of one byte

@@ -59,6 +59,8 @@ _HEATED = Budget((Round(1, 1.5, 20, least=1), Round(3, 1.15, 8), Round(9, 1.06, 
 """Of a GPU whose samples are steady: each comes after the kernel has heated the GPU up for longer than a sample takes."""
 NOISE = 0.005
 """Two medians closer than this are one to us."""
+LUCK = 1.2
+"""Ratio of times up to which few samples may show a candidate faster than it is."""
 
 
 def budget_of(kind: str, timing: str) -> Budget:
@@ -136,9 +138,12 @@ def ranking(trials: Sequence[Trial]) -> tuple[list[Trial], int]:
 
 
 def finalists(trials: Sequence[Trial]) -> list[Trial]:
-    """Return who came to the final and cannot be told from the fastest there, in the order of `trials`: the winner first."""
+    """Return who came to the final and cannot be told from the fastest there, in the order of `trials`: the winner first.
+
+    Trials may be of several builds, each of which raced what the ones before had not: a slow one that was alone has many samples, too.
+    """
     timed = _by_time(trials)
-    most = max((len(m.samples) for m in timed), default=0)
+    most = max((len(m.samples) for m in timed if m.run_secs <= LUCK * timed[0].run_secs), default=0)
     final = [m for m in timed if 2 * len(m.samples) > most]
     return [m for m in trials if any(m is other and _is_tied(final[0], m) for other in final)]
 

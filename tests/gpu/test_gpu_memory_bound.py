@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 POLICIES = proposed(
     "gpu_gemv_i4", "gpu_gemv_unaligned", "gpu_gemv", "gpu_arg_reduce", "gpu_fused_norm", "gpu_split_rows", "gpu_cross_entropy",
-    "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_unaligned_elementwise", "gpu_rotary", "gpu_elementwise",
+    "gpu_rowwise", "gpu_reduce", "gpu_flat_elementwise", "gpu_gather", "gpu_unaligned_elementwise", "gpu_rotary", "gpu_elementwise",
     "gpu_fallback",
 )  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -89,6 +89,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("batch_norm", {"shape": (3, 64, 14, 15), "axis": axis, "dtype": "float16", "activation": "relu"}) for axis in (1, -1)),
     *(("embedding", {"indices": (5, 33), "rows": 1001, "columns": c, "dtype": d}) for c in (8, 77, 1024) for d in ("float16", "float32")),
     *(("arg_reduce", {"op": op, "shape": (9, c), "dtype": "float16"}) for op in ("argmax", "argmin") for c in (8, 333, 32000, 128256)),
+    *(("arg_reduce", {"op": op, "shape": (1003, 1000), "dtype": "float16"}) for op in ("argmax", "argmin")),
     *(("arg_reduce", {"op": "argmax", "shape": (3, 40, 50), "axis": 1, "dtype": d}) for d in ("bfloat16", "int8", "float32")),
     *(
         ("arg_reduce", {"op": op, "shape": shape, "axis": axis, "dtype": d})

@@ -47,6 +47,25 @@ IN_BULK: tuple[dict[str, Any], ...] = (
     {"rows": 64, "warps_n": 1, "warps_k": 4, "stages": 3, "split_k": 1, "stream": 1, "bulk": 1, "prefetch": 1},
     {"rows": 32, "warps_n": 4, "warps_k": 2, "stages": 3, "split_k": 2, "stream": 0, "bulk": 1, "prefetch": 0},
 )
+KEPT: tuple[dict[str, Any], ...] = tuple(
+    {"bulk": 1, "prefetch": 1, **each}
+    for each in (
+        {"rows": 32, "warps_n": 9, "warps_k": 2, "stages": 3, "split_k": 4, "stream": 3},
+        {"rows": 32, "warps_n": 4, "warps_k": 4, "stages": 3, "split_k": 2, "stream": 3},
+        {"rows": 64, "warps_n": 2, "warps_k": 2, "stages": 2, "split_k": 8, "stream": 3},
+        {"rows": 16, "warps_n": 4, "warps_k": 4, "stages": 4, "split_k": 1, "stream": 3},
+    )
+)
+"""Activations that stay in shared memory."""
+SHARED: tuple[dict[str, Any], ...] = tuple(
+    {"block_n": 64, "block_k": 128, "cluster_m": 1, "raster_group": 8, "pdl": 1, **each}
+    for each in (
+        {"block_m": 128, "consumers": 2, "stages": 7, "split_k": 2, "workspace": 0},
+        {"block_m": 128, "consumers": 2, "stages": 6, "split_k": 3, "workspace": 1, "cluster_m": 2},
+        {"block_m": 192, "consumers": 3, "stages": 5, "split_k": 2, "workspace": 1, "cluster_m": 2},
+    )
+)
+"""CTAs that share activations, or k."""
 PERSISTENT: tuple[dict[str, Any], ...] = tuple(
     {"rows": 16, "step": 128, "warps": 8, "tiles": 4, "stages": 8, "held": 4, "split_k": 1, "bulk": 0, "prefetch": 0, "cover": 0, **each}
     for each in (
@@ -82,6 +101,11 @@ CASES = [
         Case(f"int4, {m} rows by mma.sync in bulk", "matmul_quantized", INT4 | {"m": m}, given("gpu_matmul_packed", *IN_BULK))
         for m in (1, 9)
     ),
+    *(
+        Case(f"int4, {m} rows by mma.sync, which stay", "matmul_quantized", INT4 | {"m": m}, given("gpu_matmul_packed", *KEPT))
+        for m in (1, 9, 16)
+    ),
+    Case("int4, 60 rows that CTAs share", "matmul_quantized", INT4 | {"m": 60}, given("wgmma_matmul_quantized", *SHARED)),
     *(
         Case(
             f"int4, {m} rows by mma.sync, persistent",

@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "ping-pong": {"kernel_schedule": "pingpong", "block_n": 128, "stages": 4},
     "swapped": {"swap_ab": 1, "block_m": 64, "consumers": 1, "block_n": 32},
     "split-K": {"split_k": 4, "block_n": 128},
+    "split-K by a workspace, cluster of rows": {"split_k": 3, "workspace": 1, "cluster_m": 2, "block_n": 128},
     "cluster of rows": {"cluster_m": 2, "block_n": 128},
     "cluster of columns, PDL": {"cluster_n": 2, "block_n": 96, "pdl": 1},
     "three consumers": {"consumers": 3, "block_m": 192, "block_n": 128},

@@ -9,7 +9,7 @@ from support.gpu_kernels import Case, Checked, proposed
 
 pytestmark = pytest.mark.gpu
 
-PLACES = proposed("gpu_scan", "gpu_topk", "gpu_scatter_add", "gpu_unaligned_elementwise", "gpu_elementwise", "gpu_fallback")
+PLACES = proposed("gpu_scan", "gpu_topk", "gpu_scatter_add", "gpu_gather", "gpu_unaligned_elementwise", "gpu_elementwise", "gpu_fallback")
 WINDOWS = proposed("gpu_matmul", "gpu_matmul_tc", "gpu_matmul_simt", "gpu_grouped_conv2d", "gpu_window", "gpu_fallback")
 SCANS: list[tuple[str, dict[str, Any]]] = [
     *(("cumsum", {"shape": (5, extent), "dtype": d}) for extent in (1, 31, 4096) for d in ("float32", "float16", "int32")),
@@ -17,6 +17,8 @@ SCANS: list[tuple[str, dict[str, Any]]] = [
     *(("cumsum", {"shape": shape, "axis": 1, "dtype": d}) for shape in ((3, 70, 33), (2, 5000, 8)) for d in ("bfloat16", "int64")),
     *(("cumsum", {"shape": (40, 1000, 64), "axis": 1, "reverse": r, "exclusive": r}) for r in (False, True)),
     ("cumsum", {"shape": (1 << 23,)}),
+    ("cumsum", {"shape": (3, 5000002), "dtype": "float16", "reverse": True, "exclusive": True}),
+    ("cumsum", {"shape": ((1 << 24) + 4,), "dtype": "int32"}),
     *(("topk", {"shape": (7, extent), "k": k}) for extent, k in ((1, 1), (100, 100), (5000, 1), (5000, 300), (40000, 8), (40000, 3000))),
     *(("topk", {"shape": (3, 10001), "k": 9, "largest": False, "dtype": d}) for d in ("float16", "bfloat16", "uint8", "int32")),
     *(("sort", {"shape": (9, extent), "descending": d, "dtype": "float16"}) for extent in (33, 4096, 10000) for d in (False, True)),
@@ -44,6 +46,8 @@ MOVERS: list[tuple[str, dict[str, Any]]] = [
         for op in ("max", "mean")
     ),
     ("take", {"shape": (9, 400, 16), "indices": (5, 7), "axis": 1, "dtype": "float16"}),
+    ("take", {"shape": (3, 50, 6, 129), "indices": (333,), "axis": 1, "index_dtype": "int32"}),
+    *(("embedding", {"rows": 3000, "columns": c, "indices": (n,), "dtype": "float16"}) for c, n in ((4096, 512), (768, 4096), (2, 1))),
     *(
         ("resize2d", {"op": op, "n": 2, "h": 13, "w": 17, "c": 16, "rows": 40, "columns": 9, "coordinates": where, "dtype": "float16"})
         for op in ("nearest", "bilinear")

@@ -102,6 +102,14 @@ GEMMS: dict[str, Case] = {
     "split-K beyond k": ({"m": 70, "n": 100, "k": 64 * 5}, {"split_k": 4, "block_n": 64}),
     "cluster of two rows": ({"m": 520}, {"cluster_m": 2, "block_n": 128}),
     "cluster of two by two": ({"m": 520, "layout": "tn"}, {"cluster_m": 2, "cluster_n": 2, "block_n": 128}),
+    "cluster of two by two, a tile without rows and columns": (
+        {"m": 300, "n": 300, "k": 512},
+        {"cluster_m": 2, "cluster_n": 2, "block_n": 128},
+    ),
+    "split-K by a workspace, cluster of two by two": (
+        {"m": 300, "n": 300, "k": 64 * 8},
+        {"cluster_m": 2, "cluster_n": 2, "split_k": 2, "block_n": 128, "workspace": 1},
+    ),
     "cluster of four columns": ({"n": 600, "epilogue": ["gelu_tanh", "add"]}, {"cluster_n": 4}),
     "cluster of two rows, a tile without rows": ({"m": 130, "n": 72, "k": 328}, {**ONE, "cluster_m": 2, "pdl": 1}),
     "cluster of two columns, a tile without rows, swapped": (
@@ -142,6 +150,10 @@ GEMMS: dict[str, Case] = {
         {"m": 70, "n": 100, "k": 64 * 20, "epilogue": ["bias", "relu"]},
         {"split_k": 10, "block_n": 64, "workspace": 1},
     ),
+    "split-K by a workspace, multicast, an odd number of tiles": (
+        {"m": 300, "k": 64 * 5},
+        {"block_m": 128, "block_n": 64, "cluster_m": 2, "split_k": 2, "workspace": 1, "pdl": 1},
+    ),
     "split-K by a workspace, residual, odd sizes": (
         {"m": 261, "n": 131, "k": 64 * 11 + 5, "epilogue": ["add", "gelu"], "batch": 2},
         {"block_m": 256, "split_k": 3, "block_n": 96, "workspace": 1, "pdl": 1},
@@ -153,6 +165,18 @@ GEMMS: dict[str, Case] = {
     "split-K by a workspace, float16 accumulators": (
         {"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 17, "layout": "nn"},
         {"split_k": 17, "block_n": 64, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, cluster of two rows": (
+        {"m": 400, "n": 200, "k": 64 * 11 + 24, "epilogue": ["bias"]},
+        {"cluster_m": 2, "split_k": 3, "block_n": 96, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, cluster of two columns, swapped": (
+        {"m": 100, "n": 150, "k": 64 * 8, "batch": 2},
+        {**ONE, "cluster_n": 2, "swap_ab": 1, "block_n": 32, "split_k": 4, "workspace": 1, "pdl": 1},
+    ),
+    "split-K by a workspace, cluster of two columns, tn": (
+        {"m": 264, "n": 136, "k": 64 * 6 + 8, "layout": "tn", "epilogue": ["add"]},
+        {"cluster_n": 2, "split_k": 3, "block_n": 96, "workspace": 1, "pdl": 1},
     ),
     "split-K by a workspace, tfloat32 nn": ({**TFLOAT32, "layout": "nn", "k": 320}, {"block_n": 128, "split_k": 4, "workspace": 1}),
     "split-K of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split_k": 2, "block_n": 64}),
@@ -313,6 +337,7 @@ CONVOLUTIONS: list[Case] = [
     (RAGGED | {"stride": 2, "f": 128, "epilogue": ("bias", "relu")}, SWAPPED | {"consumers": 2, "block_m": 128, "cluster_n": 2}),
     (RAGGED | {"out_dtype": "float32", "f": 24, "c": 128}, SWAPPED | {"split_k": 2}),
     *PACKED_CONVOLUTIONS,
+    (RAGGED | {"c": 128, "f": 136}, {"cluster_n": 2, "split_k": 6, "workspace": 1, "pdl": 1}),
 ]
 
 FEW_CHANNELS: dict[str, Any] = {"n": 2, "h": 13, "w": 32, "c": 3, "f": 64, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "dtype": "float16"}

@@ -12,10 +12,19 @@ L2_SHARE = 0.4
 """Part of L2 that the keys and values of heads that are computed together may take."""
 
 
-def keys_of_tiles(sizes: AttentionSizes, block_m: int) -> list[range]:
-    """Return the keys that each tile of so many rows of a head sees."""
-    starts = range(0, sizes.queries, block_m)
-    return [sizes.band.keys_of(range(start, min(start + block_m, sizes.queries)), sizes.keys) for start in starts]
+MOST_TILES = 1024
+"""Tiles of a head that a candidate's time is predicted from at most: a million queries have 65536 tiles of 16."""
+
+
+def keys_of_tiles(sizes: AttentionSizes, block_m: int, most: int = MOST_TILES) -> list[range]:
+    """Return the keys that each tile of so many rows of a head sees; where there are more than `most`, of so many at equal distances.
+
+    The first and the last tile are among them: one of them is the longest.
+    """
+    count = -(-sizes.queries // block_m)
+    tiles = range(count) if count <= most else (at * (count - 1) // (most - 1) for at in range(most))
+    rows = (range(tile * block_m, min((tile + 1) * block_m, sizes.queries)) for tile in tiles)
+    return [sizes.band.keys_of(each, sizes.keys) for each in rows]
 
 
 def heads_in_l2(sizes: AttentionSizes, gpu: Gpu) -> int:

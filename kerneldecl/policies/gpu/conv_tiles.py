@@ -16,7 +16,7 @@ from kerneldecl.analysis.params import CONV_TC_MAX_K_TILES, PERMUTED_ROWS, ConvT
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Access, Block, Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, epilogue_smem_bytes, out_bytes
-from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP, multiplies_per_cycle
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP, multiplies_per_cycle, residual_cycles
 from kerneldecl.policies.gpu.time_model import SM_BYTES_PER_CLOCK, occupancy, p_norm
 
 ROWS = (1, 2, 4, 8, 16)
@@ -118,11 +118,12 @@ def _stride_and_halo(block: Block, image: Access, axis: int, reduced: tuple[int,
     return None
 
 
-def estimates(window: SlidingWindow, gemm: Contraction, gpu: Gpu) -> Iterator[Estimate]:
+def estimates(window: SlidingWindow, gemm: Contraction, gpu: Gpu, *, loads_residual: bool = False) -> Iterator[Estimate]:
     """Yield the tilings that fit a GPU's shared memory, with their times."""
     for tiling in tilings(window, gemm):
         if smem_bytes(window, gemm, tiling) <= gpu.smem_per_block_optin_bytes:
-            yield Estimate(tiling, _secs(window, gemm, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
+            secs = _secs(window, gemm, tiling, gpu, loads_residual=loads_residual)
+            yield Estimate(tiling, secs, (tiling.rows, tiling.columns, tiling.block_n))
 
 
 def tilings(window: SlidingWindow, gemm: Contraction) -> Iterator[ConvTcParams]:
@@ -165,7 +166,7 @@ def smem_bytes(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams) -
     return max(weights + image, tiling.smem_epilogue * epilogue_smem_bytes(gemm, tiling.rows * tiling.columns, tiling.block_n))
 
 
-def _secs(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams, gpu: Gpu) -> float:
+def _secs(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams, gpu: Gpu, *, loads_residual: bool) -> float:
     _, m, n, k = gemm.extents
     item_bytes = dtype_bytes(gemm.a.dtype)
     k_tiles = -(-k // FRAGMENT)
@@ -188,7 +189,10 @@ def _secs(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams, gpu: G
     cycles = multiply * (MULTIPLY_SLOWDOWN + MULTIPLY_SLOWDOWN_ALONE / resident) + FRAGMENT_LOAD_SHARE * loads + stores
     sm_blocks = -(-blocks // gpu.sm_count)
     cycles += BLOCK_CYCLES + PIXEL_COPY_CYCLES * image + WEIGHT_COPY_CYCLES * k_tiles * FRAGMENT * tiling.block_n / gemm.b.vector()
-    cycles = sm_blocks * cycles + -(-sm_blocks // resident) * (TURN_CYCLES + _bounded_store_cycles(window, n, tiling))
+    turn_cycles = TURN_CYCLES + _bounded_store_cycles(window, n, tiling)
+    if loads_residual:
+        turn_cycles += residual_cycles(results / (tiling.warps * WARP_LANES), is_through_smem=bool(tiling.smem_epilogue))
+    cycles = sm_blocks * cycles + -(-sm_blocks // resident) * turn_cycles
     sm_secs = cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     min_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
     l2_secs = blocks * (copied_bytes + stored_bytes) / gpu.l2_bytes_per_s

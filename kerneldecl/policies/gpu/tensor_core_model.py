@@ -62,6 +62,11 @@ SMEM_EPILOGUE_CYCLES = 60.0
 to GEMMs of less than 8 us, each with both epilogues (43 operators, 380 tilings, H200, 2026-11)."""
 EDGE_CYCLES = 1300.0
 """Cycles in which a block computes nothing yet or no more: its launch, its first k-tile, its last results' way."""
+RESIDUAL_LOAD_CYCLES, DIRECT_RESIDUAL_SHARE = 400.0, 0.5
+"""Cycles in which a thread loads a vector of the residual that it adds to results in shared memory: bounds keep each load behind the store
+before it. And the part of that for results that do not go through shared memory. Twelve convolutions and GEMMs (H200, 2026-11)."""
+RESIDUAL_VECTOR = 8
+"""Elements of such a vector."""
 STORED_BYTES_PER_CYCLE = 12.0
 """Bytes of results that leave an SM in a cycle while all SMs store, measured on an H200; without an epilogue through shared memory lanes
 store half of what L2 takes at once."""
@@ -103,6 +108,8 @@ class Grid(NamedTuple):
     stages: int
     epilogue_cycles: float
     """Cycles in which a block stores its results, besides EDGE_CYCLES."""
+    residual_cycles: float = 0.0
+    """Cycles in which each thread waits for what it adds to results, which no other block's stores take longer."""
 
 
 def multiplies_per_cycle(gpu: Gpu, dtype: str, accum_dtype: str) -> float:
@@ -149,7 +156,11 @@ def _round_cycles(grid: Grid, k_tile: KTile, resident: int, rounds: int = 1) -> 
     cycles = max(max(busy, chain) + rounds * waited, resident * k_tile.copy_cycles)
     # The first stages' copies are in flight before the first k-tile.
     arrivals = rounds * max(0, grid.k_tiles - prefetched) * arrival
-    return max(grid.k_tiles * cycles, arrivals) + rounds * (EDGE_CYCLES + k_tile.first_cycles) + resident * grid.epilogue_cycles
+    return (
+        max(grid.k_tiles * cycles, arrivals)
+        + rounds * (EDGE_CYCLES + k_tile.first_cycles + grid.residual_cycles)
+        + resident * grid.epilogue_cycles
+    )
 
 
 def min_sm_secs(gpu: Gpu, grid: Grid, k_tile: KTile) -> float:
@@ -176,6 +187,11 @@ def overlapped_fraction(rows: int, columns: int, held: int) -> float:
     of two values of k held at once, half of the rest overlaps as well: GEMMs of 4096 on an H200.
     """
     return 1.0 - (rows + columns) / (4 * rows * columns * held)
+
+
+def residual_cycles(results: float, *, is_through_smem: bool) -> float:
+    """Return the cycles in which a thread waits for the residuals of so many results."""
+    return results / RESIDUAL_VECTOR * RESIDUAL_LOAD_CYCLES * (1.0 if is_through_smem else DIRECT_RESIDUAL_SHARE)
 
 
 def register_waits(copies: float, resolved_wait: float | None, *, is_divided: bool) -> float:

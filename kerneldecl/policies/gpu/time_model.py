@@ -58,6 +58,8 @@ RESOLVED_LOADS = 24
 with bounds is a branch that no load crosses: 47 loads of 2 bytes in 12 turns took 12 latencies, 24 took two."""
 ACCESS_FLOPS = 4.0
 """Operations that an access costs a thread besides the latency: it and its address are two instructions, each as long as a multiply-add."""
+FAST_MATH_BYTES = 2
+"""Bytes of an element up to which nvcc gets fast math, where all arguments have no more."""
 SAME_WIDTH = 12
 """Candidates of one vector width that come before all others: the model may be wrong about what an access costs."""
 LINE_BYTES = 128
@@ -93,6 +95,8 @@ class Work(NamedTuple):
     """Cycles in which an SM starts one warp."""
     shared_loads: int = 0
     """Loads of one thread from small operands that all blocks read."""
+    ends_together: bool = True
+    """Whether an SM's blocks end together, so that few of them that are left take as long as all: not where threads only load and store."""
 
 
 def occupancy(gpu: Gpu, threads: int, regs_per_thread: int, smem_bytes: int) -> int:
@@ -149,7 +153,7 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
         return math.inf
     blocks_per_sm = -(-work.blocks // gpu.sm_count)
     turns = max(1.0, blocks_per_sm / resident)
-    turns = math.ceil(turns) if turns < FEW_TURNS else turns
+    turns = math.ceil(turns) if turns < FEW_TURNS and work.ends_together else turns
     serial_secs = work.serial_cycles / gpu.clock_hz
     # Later blocks start while others work.
     start_cycles = work.warp_cycles * min(blocks_per_sm, resident) * -(-work.threads // gpu.warp_size) + BLOCK_CYCLES * blocks_per_sm

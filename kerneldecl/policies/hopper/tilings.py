@@ -192,7 +192,7 @@ def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
     )
     grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
     stored_columns = -(-tiling.block_n // unit) * unit
-    epilogue_bytes = epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, grid.out_bytes)
+    epilogue_bytes = epilogue_smem_bytes(tiling.thread_accumulators, tiling.consumers, grid.cluster_split_k, _buffered_bytes(grid))
     limit = gpu.smem_per_block_optin_bytes
     beside = min(MAX_STAGES, grid.k_tiles + 1, model.fitting_stages(limit, tiling.block_m, stored_columns, epilogue_bytes))
     in_place = min(MAX_STAGES, grid.k_tiles + 1, model.fitting_stages(limit, tiling.block_m, stored_columns, 0))
@@ -228,6 +228,11 @@ def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
         a_filled=m / (rows * tiling.cluster_m * tiling.block_m),
         store_bytes=math.gcd(gemm.extents[1 if tiling.swap_ab else 2] * dtype_bytes(problem.out_dtype), VECTOR_BYTES),
     )
+
+
+def _buffered_bytes(grid: model.TileGrid) -> int:
+    """Return the bytes of what leaves through epilogue buffers: a result, or an accumulator where split-K needs none of them."""
+    return grid.out_bytes if grid.split_k == 1 else model.ACCUM_BYTES
 
 
 def store_chunks(tiling: WgmmaParams, out_dtype: str) -> int:
@@ -307,10 +312,15 @@ def _pdl_choices(problem: Problem, work: _TileWork, stages: int) -> tuple[int, .
 
 
 def _pipeline(problem: Problem, work: _TileWork, stages: int, *, is_divided: bool) -> model.Pipeline:
-    """Return a pipeline with so many stages and as many epilogue buffers as there is room for; `is_divided` tiles have several CTAs."""
+    """Return a pipeline with so many stages and as many epilogue buffers as there is room for; `is_divided` tiles have several CTAs.
+
+    With split-K threads store results themselves and wait for no buffer.
+    """
     gpu, tiling, used = problem.gpu, work.tiling, work.smem_bytes(stages)
     loads = ("threads" if is_divided else "tma") if problem.loads_residual else ""
     smem = epilogue_smem(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators, loads=loads)
+    if tiling.split_k > 1:
+        smem = smem._replace(buffers=max(EPILOGUE_BUFFER_CHOICES), extra_bytes=0)
     return model.Pipeline(stages, smem.buffers, _resident_ctas(gpu, work, used + smem.extra_bytes), residual_chunks=smem.residual_chunks)
 
 

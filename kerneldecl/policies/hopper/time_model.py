@@ -52,8 +52,7 @@ KERNEL_P_NORM = 6.1
 L2_MISS_RATE_FRACTION = 0.83
 """Part of L2's rate at which it delivers what comes from DRAM. Fitted."""
 L2_HIT_RATE_FACTOR = 2.0
-"""Multiple of L2's rate at which it delivers what several SMs read. Fitted; GEMMs of 1024 read over 12 TB/s, two SMs that read the same
-weights at once 6 TB/s (H200, 2026-11)."""
+"""Multiple of L2's rate at which it delivers what several SMs read. Fitted; GEMMs of 1024 read over 12 TB/s (H200, 2026-11)."""
 L2_PARTITIONS = 2
 """Partitions of L2; each of them fetches what it does not hold."""
 
@@ -71,17 +70,19 @@ EPILOGUE_BYTES_PER_CYCLE = 40.0
 LANES_STORED_PER_CYCLE = 6.0
 """Lanes of a consumer that store results in a cycle where rows of results are not aligned for TMA: each lane then stores a few bytes by
 itself. Eight GEMMs and convolutions of odd widths took 0.42 to 0.57 us for each MB of results more than even ones (H200, 2026-11)."""
+PINGPONG_CONSUMERS = 2
+"""Consumers that store results at once in the ping-pong schedule, each those of its own tile."""
 CHUNK_SECS = 1e-7
-"""Least seconds of a chunk of results, however narrow: a barrier, and TMA's store. Tiles of 136 to 248 columns that 16 does not divide,
-whose chunks have 8 columns, took 0.09 us a chunk more than tiles of whole chunks, half of which is overlapped (H200, 2026-11)."""
+"""Least seconds of a chunk of results, however narrow: tiles whose chunks have 8 columns took 0.09 us more for each (H200, 2026-11)."""
 RESIDUAL_CHUNK_SECS = 7e-7
 """Seconds for each chunk of 64 x 64 results whose residual threads load before they store it: between 0.5 (GEMM of 2048 x 768 x 768, three
 chunks) and 1.2 (3 x 3 convolution of 320 channels, six chunks; H200, 2026-11). TMA loads whole tiles meanwhile, where they have room."""
 STAGGERED_EXPOSED_EPILOGUE = 0.4
 """Part of an epilogue that is not hidden by the other consumer in the staggered schedule. Assumed."""
-CLUSTER_SECS, SPLIT_K_CLUSTER_SECS = 7.5e-7, 5e-7
+CLUSTER_SECS, SPLIT_K_CLUSTER_SECS = 7.5e-7, 3e-7
 """Seconds for which the CTAs of a cluster wait for each other at the start and at the end; and where they share a tile's k, but for what
-its reduction takes. Fitted, the latter to 14 pairs of kernels with and without split-K (H200, 2026-11)."""
+its reduction takes. The former is fitted. The latter was 8e-7 of 377 kernels of 74 GEMMs whose CTAs waited at three barriers of the
+cluster until all writes were seen (H200, 2026-11); the rest, without them, is assumed."""
 LARGE_CLUSTERS_PER_UNPLACED, ODD_CLUSTERS_PER_UNPLACED = 11, 5
 """Clusters of more than 2 CTAs that would fill the SMs, for each one that finds no room: a cluster lies within one GPC, and those have
 16 or 18 SMs. Powers of 2 first: an H200 holds 30 clusters of 4 at once; other sizes leave more of a GPC idle: 36 clusters of 3 ran at
@@ -92,10 +93,11 @@ once, but neither 40 of 3, 24 of 5, 20 of 6 nor 16 of 7 (30 GEMMs, 2026-11)."""
 SPLIT_K_CTA_SECS = 1e-7
 """Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first: float8 17 x 272 x 9232 took 7.0, 4.6 and 3.9 us
 with 2, 4 and 8 (H200, 2026-11)."""
-IN_PLACE_SECS = 4e-7
+IN_PLACE_SECS = 2e-7
 """Seconds for which the CTAs of a split-K cluster wait for each other before they send accumulators to where stages were. Assumed."""
-SPLIT_K_BYTES_PER_CYCLE = 8.6
-"""Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
+SPLIT_K_BYTES_PER_CYCLE = 20.0
+"""Bytes per CTA and cycle at which accumulators go to other CTAs of a split-K cluster. Fitted to those 377 kernels; between 12 and 40 the
+errors differ by 2 %."""
 WORKSPACE_SECS = 5e-7
 """Seconds from the last partial accumulators of split-K with a workspace to the last results, apart from a launch and the bytes: two
 passes through L2. Fitted."""
@@ -275,7 +277,8 @@ def _stored_per_cycle(grid: TileGrid, cta: CtaTile) -> float:
     """Return the bytes of a tile's results that leave an SM in a cycle."""
     if grid.store_bytes == VECTOR_BYTES or grid.split_k > 1:
         return EPILOGUE_BYTES_PER_CYCLE
-    return min(EPILOGUE_BYTES_PER_CYCLE, LANES_STORED_PER_CYCLE * cta.consumers * grid.store_bytes)
+    storing = PINGPONG_CONSUMERS if cta.is_pingpong else cta.consumers
+    return min(EPILOGUE_BYTES_PER_CYCLE, LANES_STORED_PER_CYCLE * storing * grid.store_bytes)
 
 
 def _split_k_secs(gpu: Gpu, grid: TileGrid, results: int) -> float:
@@ -284,7 +287,8 @@ def _split_k_secs(gpu: Gpu, grid: TileGrid, results: int) -> float:
         moved = 2 * grid.tiles * grid.split_k * results * ACCUM_BYTES
         return launch_secs(gpu, has_pdl=True) + WORKSPACE_SECS + grid.split_k * WORKSPACE_PIECE_SECS + moved / gpu.l2_bytes_per_s
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
-    return SPLIT_K_CTA_SECS * (grid.split_k - 1) + results * ACCUM_BYTES / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
+    sent = results * ACCUM_BYTES * (grid.split_k - 1) / grid.split_k
+    return SPLIT_K_CTA_SECS * (grid.split_k - 1) + sent / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
 
 
 def _k_tile_costs(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> tuple[float, float, float, float]:
@@ -341,7 +345,9 @@ def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: fl
     """Return the time in which each of an SM's `ctas` CTAs computes `cta_tiles` tiles."""
     grid, cta = cost.grid, cost.cta
     epilogue = cost.epilogue_secs * (1 + 1 / max(1, pipeline.epilogue_buffers)) + pipeline.residual_chunks * RESIDUAL_CHUNK_SECS
-    between_tiles = 0.0 if cta.is_pingpong else epilogue * STAGGERED_EXPOSED_EPILOGUE if cta.is_staggered else epilogue
+    # Stores by lanes take a consumer's own time.
+    is_hidden = cta.is_staggered and grid.store_bytes == VECTOR_BYTES
+    between_tiles = 0.0 if cta.is_pingpong else epilogue * (STAGGERED_EXPOSED_EPILOGUE if is_hidden else 1.0)
     if grid.split_k > 1:
         epilogue += cost.split_k_secs
         between_tiles = epilogue + PROLOGUE_SECS

@@ -139,11 +139,24 @@ __device__ __forceinline__ void place_parts(const X* x, const K* found, Index* y
 }
 """
 
+_WARPS = """\
+// A row for each warp.
+template <class X>
+__device__ __forceinline__ void place_rows(const X* x, Index* y, int block, int thread) {
+  int at = block * {block_rows} + thread / 32;
+  if (at >= ROWS) return;
+  auto* row = reinterpret_cast<const Access*>(x) + (long long)at * VECTORS;
+  Key key = key_of_part(row, nullptr, 0, VECTORS, thread % 32);
+  if (thread % 32 == 0) y[at] = place_of(row, key);
+}
+"""
+
 
 def arg_source(spec: ArgSpec, params: ArgReduceParams) -> str:
-    """Return the text of the kernels' work: `place_whole` of whole rows; `key_parts` and `place_parts` of rows in parts."""
+    """Return the text of the kernels' work: `place_whole` or `place_rows` of whole rows; `key_parts` and `place_parts` of rows in parts."""
     return filled(
-        _CONSTANTS + words(spec) + largest_of("warp", WARP_LANES) + _ROWS,
+        _CONSTANTS + words(spec) + largest_of("warp", WARP_LANES) + _ROWS + (_WARPS if params.rows > 1 else ""),
+        block_rows=params.rows,
         threads=params.threads,
         width=params.width,
         unroll=params.unroll,

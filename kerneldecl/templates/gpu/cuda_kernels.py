@@ -30,6 +30,8 @@ class CudaKernel(NamedTuple):
     """Dtype and elements of the shared memory of a thread block."""
     ctas_per_sm: int = 0
     """Thread blocks for which an SM must have registers; 0 leaves it to ptxas, which spills a few where that makes room for one more."""
+    waits: bool = False
+    """Whether the function itself waits for the preceding kernel, after what it may do before: prefetches."""
 
 
 class CudaFunction(NamedTuple):
@@ -77,7 +79,7 @@ def _body(kernel: CudaKernel, buffers: Mapping[str, Any], text: tuple[str, str],
         warp = T.warp_id([kernel.threads // WARP_LANES])
         lane = T.lane_id([WARP_LANES])
         pointers = T.meta_var(_pointers(kernel, buffers))
-        if pdl:
+        if pdl and not kernel.waits:
             T.ptx.griddepcontrol.launch_dependents()
             T.ptx.griddepcontrol.wait()
         T.cuda.func_call(f"{namespace}::{kernel.function}", *pointers, block, warp * WARP_LANES + lane, source_code=source)

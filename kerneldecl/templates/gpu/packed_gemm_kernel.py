@@ -32,9 +32,9 @@ class PackedKernel:
     """Whether the kernel overlaps the end of the preceding one."""
 
     @property
-    def results(self) -> int:
-        """Results of a cluster's rows of weights."""
-        return self.sizes.m * self.params.block_rows
+    def received_shape(self) -> tuple[int, int]:
+        """Shape of what the thread blocks of a cluster, this one among them, sent of its share of results."""
+        return self.params.split_k, self.params.share(self.sizes)
 
     def first_row(self, block: Any) -> Any:
         """Return the first row of a thread block's weights: where blocks have more rows than there are, neighbours share some."""
@@ -77,18 +77,6 @@ def _add_warps(kernel, partials, column, row, total):
 
 
 @T.inline
-def _add_cluster(kernel, partials, column, row, total):
-    """Add up what the thread blocks of a cluster have of a result."""
-    address = T.alloc_local((1,), "uint32")
-    other = T.alloc_local((1,), "float32")
-    total[0] = T.float32(0)
-    for rank in T.unroll(kernel.params.split_k):
-        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([0, column, row])), T.uint32(rank))
-        T.ptx["ld.shared::cluster.f32"](other[0], address[0])
-        total[0] = total[0] + other[0]
-
-
-@T.inline
 def store(kernel, total, column, row):
     """Store a result, with the epilogue."""
     gemm = T.meta_var(kernel.problem.gemm)
@@ -96,29 +84,25 @@ def store(kernel, total, column, row):
 
 
 @T.inline
-def _finish(kernel, partials, block, rank, thread):
+def _finish(kernel, partials, received, block, rank, thread):
     """Have a thread block store its rows' results, or its share of them."""
     params, rows = T.meta_var((kernel.params, kernel.params.block_rows))
+    results, share = T.meta_var((params.results(kernel.sizes), params.share(kernel.sizes)))
     total = T.alloc_local((1,), "float32")
     first_row = T.meta_var(kernel.first_row(block))
     if params.split_k > 1:
-        for i in T.serial(-(-kernel.results // params.threads)):
+        for i in T.serial(-(-share // params.threads)):
             own = T.meta_var(i * params.threads + thread)
-            if own < kernel.results:
-                _add_warps(kernel, partials, own // rows, own % rows, total)
-                partials[0, own // rows, own % rows] = total[0]
-        meet()
-        for i in T.serial(-(-kernel.results // (params.threads * params.split_k))):
-            at = T.meta_var((i * params.split_k + rank) * params.threads + thread)
-            if at < kernel.results:
-                _add_cluster(kernel, partials, at // rows, at % rows, total)
+            at = T.meta_var(rank * share + own)
+            if (own < share) & (at < results):
+                total[0] = T.float32(0)
+                for sender in T.unroll(params.split_k):
+                    total[0] = total[0] + received[sender, own]
                 store(kernel, total[0], at // rows, first_row + at % rows)
-        # No thread block leaves while others still read its shared memory.
-        meet()
     else:
-        for i in T.serial(-(-kernel.results // params.threads)):
+        for i in T.serial(-(-results // params.threads)):
             at = T.meta_var(i * params.threads + thread)
-            if at < kernel.results:
+            if at < results:
                 _add_warps(kernel, partials, at // rows, at % rows, total)
                 store(kernel, total[0], at // rows, first_row + at % rows)
 
@@ -127,13 +111,15 @@ def _finish(kernel, partials, block, rank, thread):
 def _run(kernel, ids):
     """Compute a thread block's rows of weights."""
     block, rank, warp, lane = meta_vars(ids)
-    prefetch, multiply, source = meta_vars(multiply_source(kernel.sizes, kernel.params, kernel.problem.gemm.a.dtype))
+    prefetch, prepare, multiply, source = meta_vars(multiply_source(kernel.sizes, kernel.params, kernel.problem.gemm.a.dtype))
     weights = T.meta_var(kernel.problem.weights)
     pool = T.SMEMPool()
     memory = pool.alloc((kernel.params.smem_bytes(kernel.sizes),), "uint8", align=VECTOR_BYTES)
     end = T.meta_var(pool.offset)
     pool.move_base_to(0)
     partials = pool.alloc(kernel.partial_shape, "float32", align=VECTOR_BYTES)
+    pool.move_base_to(kernel.params.received_offset(kernel.sizes))
+    received = pool.alloc(kernel.received_shape, "float32", align=VECTOR_BYTES) if kernel.params.split_k > 1 else T.meta_var(None)
     pool.move_base_to(end)
     pool.commit()
     values = T.meta_var(flat(weights.values))
@@ -145,9 +131,12 @@ def _run(kernel, ids):
         T.ptx.griddepcontrol.launch_dependents()
         if kernel.params.prefetch > 0:
             T.cuda.func_call(prefetch, values, scales, zeros, block, rank, warp, lane, source_code=source)
+    if kernel.params.split_k > 1 or kernel.params.keeps_steps:
+        T.cuda.func_call(prepare, memory.ptr_to([0]), rank, warp * WARP_LANES + lane, source_code=source)
+    if kernel.pdl:
         T.ptx.griddepcontrol.wait()
     T.cuda.func_call(multiply, values, scales, zeros, activations, memory.ptr_to([0]), block, rank, warp, lane, source_code=source)
-    _finish(kernel, partials, block, rank, warp * WARP_LANES + lane)
+    _finish(kernel, partials, received, block, rank, warp * WARP_LANES + lane)
 
 
 def build(kernel: PackedKernel) -> tvm.IRModule:

@@ -2,7 +2,7 @@
 
 Knows nothing of epilogues or of how parameters are chosen.
 
-Activations are in shared memory in rows, all of a thread block's at once or those of each step with its weights, and ldmatrix reads them.
+Activations are in shared memory in rows, all of a thread block's or those of each step with its weights, and ldmatrix reads them.
 Columns of a fragment beyond the last row of activations are computed of that row, and not stored.
 """
 
@@ -10,29 +10,32 @@ from __future__ import annotations
 
 from kerneldecl.analysis.matmul_packed import BY_ROUNDS, BY_STEPS, PADDING_BYTES, PARTIAL_PADDING, PackedParams, PackedSizes
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
-from kerneldecl.templates.gpu.packed_gemm_copies import copies_source
+from kerneldecl.templates.gpu.packed_gemm_cluster import cluster_source
+from kerneldecl.templates.gpu.packed_gemm_copies import copies_source, kept_source
 from kerneldecl.templates.gpu.packed_gemm_instructions import COMMITS, PREFETCH_LINE, in_namespace, mma_source
 from kerneldecl.templates.gpu.packed_gemm_steps import step_source
 
 
-def multiply_source(sizes: PackedSizes, params: PackedParams, dtype: str) -> tuple[str, str, str]:
-    """Return the names of two functions and their CUDA: one prefetches a warp's first weights to L2, the other leaves partial results.
+def multiply_source(sizes: PackedSizes, params: PackedParams, dtype: str) -> tuple[str, str, str, str]:
+    """Return the names of three functions and their CUDA: one prefetches a warp's first weights to L2, one prepares, the last multiplies.
 
-    Their arguments are weights, scales and zero points, for the second then the activations and shared memory, then the block of rows, the
-    thread block's rank in its cluster, warp and lane. Partial results are [warp along k, row of activations, row of weights].
+    The second one's arguments are shared memory, the thread block's rank in its cluster, and the thread. The others' are weights, scales
+    and zero points, for the last then activations and shared memory, then the block of rows, that rank, warp and lane. It leaves partial
+    results [warp along k, row of activations, row of weights]; in a cluster besides, of the thread block's share of results, [thread block
+    that has added it up over warps, result].
     """
     multiply, helper = step_source(sizes, params, dtype)
     body = f"""
 {_constants(sizes, params)}
-{mma_source(dtype)}{copies_source(is_bulk=bool(params.bulk))}
+{mma_source(dtype)}{copies_source(is_bulk=bool(params.bulk))}{kept_source(is_kept=params.keeps_steps)}
 {multiply}
 
 {COMMITS}
-{PREFETCH_LINE}
+{PREFETCH_LINE}{cluster_source(is_cluster=params.split_k > 1)}
 {_KERNEL}
 """
     space, text = in_namespace("kd_packed", helper, body)
-    return f"{space}::prefetch", f"{space}::multiply", text
+    return f"{space}::prefetch", f"{space}::prepare", f"{space}::multiply", text
 
 
 def _constants(sizes: PackedSizes, params: PackedParams) -> str:
@@ -68,12 +71,19 @@ def _constants(sizes: PackedSizes, params: PackedParams) -> str:
         "K": sizes.k,
         "STREAM": int(params.stream == BY_STEPS),
         "ROUNDS": int(params.stream == BY_ROUNDS),
-        "PITCH": (sizes.step if params.stream else block_k) * 2 + PADDING_BYTES,
+        "KEPT": int(params.keeps_steps),
+        "PITCH": (sizes.step if params.stream in (BY_STEPS, BY_ROUNDS) else block_k) * 2 + PADDING_BYTES,
         "ROW_VECTORS": sizes.step // 8,
         "STEP_ACTIVATIONS": params.rows * sizes.step // 2 + factor_bytes,
         "ROUND_BYTES": params.round_bytes(sizes),
         "ACTIVATION_BYTES": params.activation_bytes(sizes),
+        "ACTIVATION_BARRIERS": params.activation_barrier_offset(sizes),
         "PARTIAL_PITCH": params.block_rows + PARTIAL_PADDING,
+        "SPLIT_K": params.split_k,
+        "RESULTS": params.results(sizes),
+        "SHARE": params.share(sizes),
+        "RECEIVED_BARRIER": params.received_barrier_offset(sizes),
+        "RECEIVED": params.received_offset(sizes),
         "AHEAD": 1,
         "PREFETCHED": params.prefetch,
     }
@@ -102,6 +112,14 @@ __device__ __forceinline__ void prefetch(const void* values, const void* scales,
       if (HAS_ZEROS) prefetch_line(static_cast<const unsigned char*>(zeros) + place);
     }
   }
+}
+
+// What needs nothing of the preceding kernel.
+__device__ __forceinline__ void prepare(void* smem, int rank, int thread) {
+  unsigned char* shared = static_cast<unsigned char*>(smem);
+  join_cluster(shared, rank, thread);
+  start_activations(shared, thread);
+  __syncthreads();
 }
 
 __device__ __forceinline__ void fetch_activations(unsigned char* to, const unsigned char* from, int first_k, int thread) {
@@ -145,16 +163,17 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
   for (int stage = 0; stage < STAGES - 1; ++stage) {
     // Copies arrive in the order in which they start: the last warp's first step should not come behind all stages of other warps.
     if (stage > 0) __syncthreads();
-    if (!STREAM && !ROUNDS && stage == AHEAD) {
+    if (!STREAM && !ROUNDS && !KEPT && stage == AHEAD) {
       fetch_activations(shared, warp.activations, begin * STEP, thread);
       commit();
     }
     if (ahead < end) fetch(warp, ahead, stage);
     if (ROUNDS) fetch_round(shared + stage * ROUND_BYTES, warp.activations, ahead - warp_k, end, thread);
+    fetch_kept(warp, shared, ahead, begin, end, warp_n);
     commit();
     ahead += WARPS_K;
   }
-  if (!STREAM && !ROUNDS) {
+  if (!STREAM && !ROUNDS && !KEPT) {
     if (AHEAD >= STAGES - 1) {
       fetch_activations(shared, warp.activations, begin * STEP, thread);
       commit();
@@ -169,11 +188,13 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
     bool is_own = !ROUNDS || step < end;
     wait_for_copies<STAGES - 2>();
     if (is_own) wait_for_weights(warp, stage, turn);
+    wait_for_kept(shared, step - begin);
     if (ROUNDS) __syncthreads();
     else __syncwarp();
     int next = stage == 0 ? STAGES - 1 : stage - 1;
     if (ahead < end) fetch(warp, ahead, next);
     if (ROUNDS) fetch_round(shared + next * ROUND_BYTES, warp.activations, ahead - warp_k, end, thread);
+    fetch_kept(warp, shared, ahead, begin, end, warp_n);
     commit();
     ahead += WARPS_K;
     const unsigned char* from = warp.ring + stage * STAGE_BYTES;
@@ -200,5 +221,6 @@ __device__ __forceinline__ void multiply(const void* values, const void* scales,
     }
   }
   __syncthreads();
+  exchange(shared, static_cast<const float*>(smem), rank, thread);
 }
 """

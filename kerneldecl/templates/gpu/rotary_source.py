@@ -14,8 +14,11 @@ _CONSTANTS = """
 constexpr int T = {threads}, W = {width}, H = {turned_heads}, SIZE = {size}, VECTORS = SIZE / 2 / W;
 constexpr int TOKENS = {tokens}, HEADS = {heads}, TURNS = {turns};
 constexpr bool PAIRS = {pairs}, X_TOKENS_FIRST = {x_first}, Y_TOKENS_FIRST = {y_first};
-// Elements from a thread's first vector to its second: the other half, or what is next to it.
-constexpr int APART = PAIRS ? W : SIZE / 2;
+// Pairs of vectors of one element are neighbours. Otherwise a thread has a vector of each half, so that each access of a warp is to whole
+// sectors.
+constexpr bool ARE_NEIGHBOURS = PAIRS && W == 1;
+// Elements from a thread's first vector to its second.
+constexpr int APART = ARE_NEIGHBOURS ? 1 : SIZE / 2;
 using Item = {item};
 using Sum = {sum};
 using Access = {access};  // W neighbouring elements
@@ -39,7 +42,7 @@ __device__ __forceinline__ void turn_heads(const Item* __restrict__ x, const Ite
                                            Item* __restrict__ y, int block, int thread) {
   int turn = block * T + thread;
   if (TURNS % T != 0 && turn >= TURNS) return;
-  int column = turn % VECTORS * (PAIRS ? 2 * W : W), token = turn / VECTORS % TOKENS, first = turn / (VECTORS * TOKENS) * H;
+  int column = turn % VECTORS * (ARE_NEIGHBOURS ? 2 : W), token = turn / VECTORS % TOKENS, first = turn / (VECTORS * TOKENS) * H;
   Vector held[H][2], cosine[2], sine[2];
   // All loads are under way before one of them is waited for.
   #pragma unroll

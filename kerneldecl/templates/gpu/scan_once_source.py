@@ -13,7 +13,7 @@ from __future__ import annotations
 from kerneldecl.analysis.scan import GROUP_TILES, GpuScanOnceParams, GpuScanParams
 from kerneldecl.compiler.scan import ScanSpec
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.scan_source import ROW_PARTS, constants_of
+from kerneldecl.templates.gpu.scan_source import constants_of, row_parts
 
 _WORK = """
 constexpr int TILE = T * W * U, TILES = (N + TILE - 1) / TILE, COUNT = {outer} * TILES;
@@ -103,5 +103,7 @@ CLEAR_THREADS = 256
 
 def scan_once_source(spec: ScanSpec, params: GpuScanOnceParams) -> str:
     """Return the text of both kernels' work: `clear` and `scan_once`."""
-    constants = constants_of(spec, GpuScanParams(params.threads, 1, params.unroll))
-    return constants + ROW_PARTS + filled(_WORK, outer=spec.sizes.outer, group=GROUP_TILES)
+    parts = GpuScanParams(params.threads, 1, params.unroll)
+    all_there = spec.sizes.extent % parts.step(spec.sizes) == 0
+    work = filled(_WORK, outer=spec.sizes.outer, group=GROUP_TILES)
+    return constants_of(spec, parts) + row_parts(spec, parts, all_there=all_there) + work

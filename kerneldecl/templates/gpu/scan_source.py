@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kerneldecl.analysis.scan import GpuScanParams, ScanSizes
 from kerneldecl.compiler.scan import ScanSpec
+from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.cuda_types import vector_types, widened
 
@@ -28,7 +29,7 @@ RUNNING = """Access out;
         }"""
 """A vector of the results of neighbouring columns, in `out`: `running` has what comes before it."""
 
-ROW_PARTS = """
+_ROW_PARTS = """
 // Return the sum of all threads before this one, and leave the sum of all in `all`.
 __device__ __forceinline__ Sum before_me(Sum own, Sum* cells, int thread, Sum& all) {
   int lane = thread % 32, warp = thread / 32;
@@ -86,6 +87,8 @@ __device__ __forceinline__ void before_each(const Sum (&own)[U], Sum (&before)[U
 }
 // Where the `at`-th vector in the order of addition begins.
 __device__ __forceinline__ long long place(long long at) { return REVERSE ? N - at - W : at; }
+// Whether it is in the row: all are where steps divide rows and nothing is loaded beyond them.
+__device__ __forceinline__ bool is_there(long long at) { return {all_there} || at < N; }
 // Where a thread's vector is: a warp has U times 32 neighbouring vectors, so that each of its accesses is to whole lines.
 __device__ __forceinline__ long long mine(long long first, int thread, int u) {
   return first + (long long)((thread / 32 * U + u) * 32 + thread % 32) * W;
@@ -94,7 +97,7 @@ __device__ __forceinline__ void load(const Item* row, long long first, int threa
   #pragma unroll
   for (int u = 0; u < U; u++) {
     long long at = mine(first, thread, u);
-    if (at < N) held[u] = *reinterpret_cast<const Access*>(row + place(at));
+    if (is_there(at)) held[u] = *reinterpret_cast<const Access*>(row + place(at));
   }
 }
 __device__ __forceinline__ Sum value(const Access& held, int w) {
@@ -104,18 +107,19 @@ __device__ __forceinline__ Sum value(const Access& held, int w) {
 __device__ __forceinline__ void sum_each(const Access (&held)[U], long long first, int thread, Sum (&own)[U]) {
   #pragma unroll
   for (int u = 0; u < U; u++) {
-    if (mine(first, thread, u) < N) {
+    if (is_there(mine(first, thread, u))) {
       #pragma unroll
       for (int w = 0; w < W; w++) own[u] += value(held[u], w);
     }
   }
 }
+__device__ __forceinline__ void put(Access* to, const Access& all) { {put} }
 // Store the running sums of a thread's vectors: `before` says what comes before each of them in the tile, `carry` before the tile.
 __device__ __forceinline__ void store(Item* row, const Access (&held)[U], long long first, int thread, const Sum (&before)[U], Sum carry) {
   #pragma unroll
   for (int u = 0; u < U; u++) {
     long long at = mine(first, thread, u);
-    if (at < N) {
+    if (is_there(at)) {
       Access out;
       Sum running = carry + before[u];
       #pragma unroll
@@ -124,12 +128,18 @@ __device__ __forceinline__ void store(Item* row, const Access (&held)[U], long l
         running += value(held[u], w);
         reinterpret_cast<Item*>(&out)[REVERSE ? W - 1 - w : w] = narrow(EXCLUSIVE ? exclusive : running);
       }
-      *reinterpret_cast<Access*>(row + place(at)) = out;
+      put(reinterpret_cast<Access*>(row + place(at)), out);
     }
   }
 }
 """
 """A thread's vectors of a row: loads, their sums, the sums before each thread and each vector, stores."""
+
+_PUT = {
+    16: """asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(all.x), "r"(all.y), "r"(all.z), "r"(all.w));""",
+    8: """asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(all.x), "r"(all.y));""",
+}
+"""Stores of vectors by their bytes: in kernels that exchange sums, nvcc 13.0 made four stores of one of 16 bytes, to parts of sectors."""
 
 _ROWS = """\
 // The sum of one part of a row.
@@ -266,9 +276,15 @@ def scan_source(spec: ScanSpec, params: GpuScanParams) -> str:
     sizes, width = spec.sizes, params.width(spec.sizes)
     blocks = params.blocks(sizes) * params.parts
     slices = -(-sizes.inner // (width * params.threads))
-    text = ROW_PARTS + _ROWS if sizes.inner == 1 else _COLUMNS
+    text = row_parts(spec, params, all_there=False) + _ROWS if sizes.inner == 1 else _COLUMNS
     work = filled(text, blocks=blocks, slices=slices, outer=sizes.outer, running=RUNNING)
     return constants_of(spec, params) + work + _CALLED
+
+
+def row_parts(spec: ScanSpec, params: GpuScanParams, *, all_there: bool) -> str:
+    """Return the text of a thread's vectors of a row, of which none lies beyond it where all are there."""
+    nbytes = params.width(spec.sizes) * dtype_bytes(spec.dtype)
+    return filled(_ROW_PARTS, all_there=all_there, put=_PUT.get(nbytes, "*to = all;"))
 
 
 def constants_of(spec: ScanSpec, params: GpuScanParams) -> str:

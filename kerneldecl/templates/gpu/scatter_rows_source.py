@@ -164,6 +164,19 @@ __device__ __forceinline__ void sum_of(const Item* __restrict__ updates, const i
       end[h] = starts[row + 1];
     }
   }
+  if (H > 1) {
+    // Rows are added to in turns: the first updates of all of them come meanwhile.
+    int firsts[H];
+    #pragma unroll
+    for (int h = 0; h < H; h++) firsts[h] = begin[h] < end[h] ? order[begin[h]] : -1;
+    #pragma unroll
+    for (int h = 0; h < H; h++) {
+      if (firsts[h] >= 0) {
+        const Item* ahead = updates + firsts[h] * COLUMNS + column;
+        {prefetch}
+      }
+    }
+  }
   #pragma unroll
   for (int h = 0; h < H; h++) {
     int row = first + h * G, at = begin[h];

@@ -35,7 +35,7 @@ class Smem(NamedTuple):
     tile_operand: Any
     """Barriers of the consumers for tiles of a residual; None where TMA loads none."""
     received: Any = None
-    """Barrier of what other CTAs send with split-K, where bytes are counted; None elsewhere."""
+    """Barrier of the bytes that other CTAs send with split-K in a cluster; None elsewhere."""
 
 
 class Ids(NamedTuple):
@@ -72,17 +72,27 @@ class Cta(NamedTuple):
     @property
     def rank(self) -> CtaRank:
         params, rank = self.kernel.params, self.ids.rank
-        if params.split_k > 1:
-            return CtaRank(m=0, n=0, split=self.block % params.split_k if params.workspace else rank)
+        if self.kernel.sends_partials:
+            return CtaRank(m=0, n=0, split=rank)
         m = 0 if params.cluster_m == 1 else rank % params.cluster_m
         n = 0 if params.cluster_n == 1 else rank // params.cluster_m
-        return CtaRank(m=m, n=n, split=0)
+        return CtaRank(m=m, n=n, split=self._cluster % params.split_k if params.workspace else 0)
+
+    @property
+    def _cluster(self) -> Any:
+        ctas = self.kernel.params.cluster_ctas
+        return self.block if ctas == 1 else self.block // ctas
 
     @property
     def first(self) -> Any:
         """Return the first of the tiles that its cluster takes."""
-        params = self.kernel.params
-        return self.block // (params.split_k if params.workspace else params.cluster_ctas)
+        return self._cluster // self.kernel.params.split_k if self.kernel.params.workspace else self._cluster
+
+    @property
+    def first_of_all(self) -> Any:
+        """Return the first of its tiles, counted among those of all CTAs."""
+        ctas = self.kernel.params.cluster_ctas
+        return self.first if ctas == 1 else self.first * ctas + self.ids.rank
 
     @property
     def thread(self) -> Any:

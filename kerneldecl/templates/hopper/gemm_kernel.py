@@ -13,7 +13,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, TMA_SMEM_ALIGN_BYTES
-from kerneldecl.templates.hopper.cluster_meetings import leave, meet_as_producer, meet_at_start, meet_before_sending
+from kerneldecl.templates.hopper.cluster_meetings import done_with_stages, leave, meet_as_producer, meet_at_start, meet_before_sending
 from kerneldecl.templates.hopper.consumer import Consumer
 from kerneldecl.templates.hopper.cta import Cta, Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
@@ -48,7 +48,7 @@ def _init_barriers(kernel, smem):
     smem.order.init(4)
     if kernel.streams_tile_operand:
         smem.tile_operand.init(1)
-    if kernel.meets_late:
+    if kernel.sends_partials:
         smem.received.init(1)
     T.ptx.fence.mbarrier_init.release.cluster()
     meet_at_start(kernel)
@@ -92,8 +92,8 @@ def _store_stream_k(cta, context, workspace, scheduler, at):
 
 @T.inline
 def _expect(cta, is_first_warp):
-    """Have one thread say how much the CTA receives, where bytes are counted."""
-    if cta.kernel.meets_late:
+    """Have one thread say how much the CTA receives from others that share its tile's k."""
+    if cta.kernel.sends_partials:
         if is_first_warp:
             if T.cuda.elect_sync():
                 expect_partials(cta.kernel, cta.smem.received, cta.rank.split)
@@ -121,7 +121,8 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
     if kernel.tail_k_tiles == 0:
         finish_mainloop(consumer)
     if kernel.params.workspace == 1:
-        keep_partials(workspace, context.acc, (cta.first, cta.rank.split), consumer.index, cta.thread)
+        done_with_stages(kernel)
+        keep_partials(workspace, context.acc, (cta.first_of_all, cta.rank.split), consumer.index, cta.thread)
     elif kernel.params.split_k > 1:
         _send(cta, context)
     elif kernel.tail_k_tiles > 0:
@@ -200,8 +201,7 @@ def _reduce_split_k(cta, consumer):
     last = TileScheduler(kernel, cta.first, kernel.clusters)
     row = T.meta_var(last.row * params.block_m + consumer * (params.mma_tiles * MMA_TILE_ROWS))
     thread = T.meta_var(cta.consumer_thread(consumer))
-    if kernel.meets_late:
-        cta.smem.received.wait(0, 0)
+    cta.smem.received.wait(0, 0)
     at = T.meta_var((last.batch, row, last.column * params.block_n))
     reduce_partials(kernel, cta.smem.partials, cta.rank.split, thread, at, cta.lanes)
 
@@ -233,12 +233,11 @@ def _run(kernel, maps, ids, workspace):
     zeros = _alloc_stages(pool, params.stages, kernel.zeros) if kernel.zeros is not None else T.meta_var(None)
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
     staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
-    has_partials = T.meta_var(params.split_k > 1 and params.workspace == 0)
-    partials = _alloc_partials(pool, kernel) if has_partials else T.meta_var(None)
+    partials = _alloc_partials(pool, kernel) if kernel.sends_partials else T.meta_var(None)
     full = TMABar(pool, params.stages)
     empty = MBarrier(pool, params.stages)
     order = MBarrier(pool, 2)
-    received = TMABar(pool, 1) if kernel.meets_late else T.meta_var(None)
+    received = TMABar(pool, 1) if kernel.sends_partials else T.meta_var(None)
     tile_operand = TMABar(pool, params.consumers) if plan.streams else T.meta_var(None)
     pool.commit()
     smem = T.meta_var(
@@ -270,8 +269,8 @@ def _run(kernel, maps, ids, workspace):
         meet_as_producer(kernel)
     else:
         _consume(cta, workspace)
-    leave(kernel)
-    if has_partials:
+    leave(kernel, ids.warpgroup == 0)
+    if kernel.sends_partials:
         if ids.warpgroup > 0:
             _reduce_split_k(cta, ids.warpgroup - 1)
 

@@ -42,8 +42,9 @@ MAX_REGISTERS = 255
 """Registers that a thread may have (CUDA programming guide)."""
 OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
-FEW_ACCUM_REGISTERS = 64
-"""Accumulators up to which consumers that dequantise need no more registers than a thread has anyway, so that two CTAs share an SM."""
+FEW_REGISTERS = 96
+"""Registers of accumulators and dequantised operands up to which consumers need no more than a thread has anyway, so that two CTAs share an
+SM. With 128 of them (256 x 64 tiles) nvcc 13.0 spilled."""
 LINE_BLOCKS = 4
 """Blocks of 8 columns that a warp stores together, one row after the other: a line of 128 bytes."""
 SHORT_K_TILES = 4
@@ -255,7 +256,7 @@ class GemmKernel:
     @property
     def maxnreg(self) -> tuple[int, int]:
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
-        if self.is_quantised and self.accum.registers <= FEW_ACCUM_REGISTERS:
+        if self.is_quantised and self.accum.registers + self.a_fragments <= FEW_REGISTERS:
             return 0, 0
         return (SETMAXNREG_VIA_REGISTERS if self.via_registers else SETMAXNREG)[self.params.consumers]
 
@@ -333,9 +334,9 @@ class GemmKernel:
         return self.params.reduces_in_stages(self.accum_dtype, self.stage_bytes)
 
     @property
-    def meets_late(self) -> bool:
-        """Say whether the CTAs of a cluster meet when they send accumulators, not before they load, and store their own shares."""
-        return self.is_scaled and self.params.split_k > 1 and not self.params.workspace
+    def sends_partials(self) -> bool:
+        """Say whether the CTAs of a cluster share k, so that they send each other accumulators."""
+        return self.params.split_k > 1 and not self.params.workspace
 
     @property
     def streams_tile_operand(self) -> bool:

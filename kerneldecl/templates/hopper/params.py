@@ -153,7 +153,9 @@ class GemmParams(WgmmaParams):
         per_register = accumulators_per_register(accum_dtype)
         if self.stream_k > 0 and (not self.allows_stream_k or per_register > 1):
             return False
-        return self.split_k == 1 or (self.cluster_m * self.cluster_n == 1 and k_tiles >= self.split_k)
+        # Parts that meet in global memory may share operands with those of other tiles, in clusters that have one part each.
+        is_one = self.workspace == 1 or self.cluster_m * self.cluster_n == 1
+        return self.split_k == 1 or (is_one and k_tiles >= self.split_k)
 
     def epilogue_buffers(self, chunks: int, stage_bytes: int, accum_dtype: str) -> int:
         """Return how many epilogue buffers each consumer has beside the stages; its chunks of results take turns in them."""

@@ -26,23 +26,24 @@ def _store_share(kernel, acc, to, address, instruction, barrier):
 
 
 @T.inline
-def _send_share(kernel, acc, partials, to, sender):
-    """Have a thread write the accumulators of a CTA's share to its shared memory; `sender` is this CTA's rank and the thread."""
+def _send_share(kernel, acc, smem, to, sender):
+    """Have a thread send accumulators to the CTA whose share they are; a barrier there counts bytes. `sender` is a rank and a thread."""
     rank, thread = meta_vars(sender)
-    address = T.alloc_local([1], "uint32")
-    T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
-    _store_share(kernel, acc, to, address[0], kernel.share_store("st.shared::cluster"), ())
+    address = T.alloc_local([2], "uint32")
+    own, barrier = T.meta_var((smem.partials.ptr_to([rank, 0, thread, 0]), smem.received.ptr_to([0])))
+    T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(own), T.uint32(to))
+    T.ptx.mapa.shared__cluster.u32(address[1], T.cuda.cvta_generic_to_shared(barrier), T.uint32(to))
+    store = T.meta_var(kernel.share_store("st_async.shared::cluster.mbarrier::complete_tx::bytes"))
+    _store_share(kernel, acc, to, address[0], store, (address[1],))
 
 
 @T.inline
-def _send_share_async(kernel, acc, partials, received, to, sender):
-    """The same, without waiting until it has come there: a barrier of that CTA counts the bytes."""
-    rank, thread = meta_vars(sender)
-    address = T.alloc_local([2], "uint32")
-    T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
-    T.ptx.mapa.shared__cluster.u32(address[1], T.cuda.cvta_generic_to_shared(received.ptr_to([0])), T.uint32(to))
-    store = T.meta_var(kernel.share_store("st_async.shared::cluster.mbarrier::complete_tx::bytes"))
-    _store_share(kernel, acc, to, address[0], store, (address[1],))
+def _keep_share(kernel, acc, partials, rank, thread):
+    """Have a thread store the accumulators of its own CTA's share beside those that it receives."""
+    own = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])))
+    for to in T.unroll(kernel.params.split_k):
+        if rank == to:
+            _store_share(kernel, acc, to, own, kernel.share_store("st.shared"), ())
 
 
 @T.inline
@@ -56,17 +57,16 @@ def expect_partials(kernel, received, rank):
 
 @T.inline
 def send_partials(kernel, acc, smem, rank, thread):
-    """Have a thread write its accumulators to the CTAs of its cluster, each of which reduces a share of them."""
-    partials = T.meta_var(smem.partials)
-    for to in T.unroll(kernel.params.split_k):
-        if kernel.meets_late:
-            if rank == to:
-                own = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])))
-                _store_share(kernel, acc, to, own, kernel.share_store("st.shared"), ())
-            else:
-                _send_share_async(kernel, acc, partials, smem.received, to, (rank, thread))
-        else:
-            _send_share(kernel, acc, partials, to, (rank, thread))
+    """Have a thread send its accumulators to the CTAs of its cluster, each of which reduces a share of them.
+
+    It begins with the CTA after its own, so that all of them receive at once: what several send to one waits for each other.
+    """
+    parts = T.meta_var(kernel.params.split_k)
+    for step in T.unroll(parts - 1):
+        for to in T.unroll(parts):
+            if rank == (to + parts - 1 - step) % parts:
+                _send_share(kernel, acc, smem, to, (rank, thread))
+    _keep_share(kernel, acc, smem.partials, rank, thread)
 
 
 @T.inline

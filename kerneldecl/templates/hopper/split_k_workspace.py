@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, WARPGROUP_THREADS
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
+from kerneldecl.templates.hopper.params import GemmParams
 from kerneldecl.templates.hopper.split_k import store_total
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
 
@@ -25,13 +26,14 @@ LOADS_AT_ONCE = 8
 
 
 class PartialSums:
-    """Partial accumulators in global memory: tile, part of k, consumer, store, thread, register."""
+    """Partial accumulators in global memory: tile, part of k, consumer, store, thread, register. Tiles of a cluster are neighbours."""
 
     def __init__(self, kernel: GemmKernel) -> None:
         self.kernel = kernel
         self.vector = math.gcd(4, kernel.accum.registers)
         self.stores = kernel.accum.registers // self.vector
-        shape = (kernel.cluster_tiles, kernel.params.split_k, kernel.params.consumers, self.stores, WARPGROUP_THREADS, self.vector)
+        self.tiles = kernel.cluster_tiles * kernel.params.cluster_ctas
+        shape = (self.tiles, kernel.params.split_k, kernel.params.consumers, self.stores, WARPGROUP_THREADS, self.vector)
         self.buffer = tirx.decl_buffer(shape, kernel.accum.register_dtype, "partial_sums")
 
     def allocated_for(self, body: Any) -> Any:
@@ -77,6 +79,16 @@ def _add(kernel, sums, total, place, thread):
                     total[v] = total[v] + T.cast(addends[j * count + v], accum.reduce_dtype)
 
 
+def _place(origin: TileScheduler, tile: Any, params: GemmParams) -> tuple[Any, Any]:
+    """Return the row and the column of a tile, in units of tiles; `origin` is that of its cluster."""
+    row, column = origin.row * params.cluster_m, origin.column * params.cluster_n
+    if params.cluster_m > 1:
+        row += tile % params.cluster_m
+    if params.cluster_n > 1:
+        column += tile % params.cluster_ctas // params.cluster_m
+    return row, column
+
+
 def _adding(sums: PartialSums) -> Any:
     """Return the kernel that adds partial accumulators: a CTA for each store of a consumer's threads."""
     kernel, params, accum = sums.kernel, sums.kernel.params, sums.kernel.accum
@@ -86,7 +98,7 @@ def _adding(sums: PartialSums) -> Any:
     def add():
         T.device_entry()
         T.attr({"tirx.use_programtic_dependent_launch": True})
-        block = T.cta_id([kernel.cluster_tiles * params.consumers * sums.stores])
+        block = T.cta_id([sums.tiles * params.consumers * sums.stores])
         warp = T.warp_id([WARPGROUP_THREADS // 32])
         lane = T.lane_id([32])
         T.ptx.griddepcontrol.wait()
@@ -96,8 +108,9 @@ def _adding(sums: PartialSums) -> Any:
         tile: T.let = block // (sums.stores * params.consumers)
         total = T.alloc_local((count,), accum.reduce_dtype)
         _add(kernel, sums, total, (tile, consumer, i), warp * 32 + lane)
-        origin = TileScheduler(kernel, tile, kernel.clusters)
-        row = T.meta_var(origin.row * params.block_m + consumer * (params.mma_tiles * MMA_TILE_ROWS))
-        store_total(kernel, total, i * count, (origin.batch, row, origin.column * params.block_n), (warp, lane))
+        origin = TileScheduler(kernel, tile // params.cluster_ctas, kernel.clusters)
+        row, column = meta_vars(_place(origin, tile, params))
+        first_row = T.meta_var(row * params.block_m + consumer * (params.mma_tiles * MMA_TILE_ROWS))
+        store_total(kernel, total, i * count, (origin.batch, first_row, column * params.block_n), (warp, lane))
 
     return add.body

@@ -84,7 +84,7 @@ def _keeps_to_the_template(tiling: Tiling, read: Contraction, gpu: Gpu) -> None:
     assert 1 + tiling.workspace <= tiling.split_k <= (64 if tiling.workspace else 8)
     assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
     cluster_ctas = tiling.cluster_m * tiling.cluster_n
-    assert cluster_ctas == 1 or tiling.split_k == 1
+    assert cluster_ctas == 1 or tiling.split_k == 1 or tiling.workspace == 1
     # Multicast needs TMA.
     loadable = _are_tma_loadable(read, is_packed=bool(tiling.pack), is_swapped=tiling.swap_ab)
     assert cluster_ctas == 1 or all(loadable)
@@ -271,6 +271,12 @@ def test_pdl_costs_nothing_where_all_ctas_find_room_beside_the_preceding_kernels
 def test_split_k_is_first_where_tiles_would_leave_most_sms_idle() -> None:
     assert 1 not in {tiling.split_k for tiling in tilings(of("float16", (128, 128, 65536)), top_k=5)}
     assert {tiling.split_k for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=5)} == {1}
+
+
+def test_of_few_tiles_of_long_rows_parts_share_k_in_clusters_or_operands() -> None:
+    first = tilings(of("float16", (556, 464, 9240), "nn"), top_k=4)
+    kinds = {(tiling.split_k > 1, tiling.workspace, tiling.cluster_m * tiling.cluster_n) for tiling in first}
+    assert kinds >= {(True, 0, 1), (True, 1, 2)}
 
 
 @pytest.mark.parametrize(

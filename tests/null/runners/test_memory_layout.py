@@ -39,7 +39,7 @@ def test_every_argument_has_a_guard_before_and_right_behind_it(sizes: list[int],
 
 @given(st.integers(1, 1 << 34), st.integers(1 << 20, 128 << 20))
 def test_no_argument_set_is_in_l2_when_it_is_used_again(set_bytes: int, l2_bytes: int) -> None:
-    sets = copies(set_bytes, l2_bytes, 1 << 40)
+    sets = copies(set_bytes, set_bytes, l2_bytes, 1 << 40)
     calls = most_calls(sets, set_bytes, l2_bytes)
     assert 1 <= sets <= MAX_CALLS
     assert calls <= sets or sets * set_bytes >= 2 * l2_bytes
@@ -47,16 +47,17 @@ def test_no_argument_set_is_in_l2_when_it_is_used_again(set_bytes: int, l2_bytes
 
 
 @pytest.mark.parametrize(
-    ("set_bytes", "free_bytes", "sets", "calls"),
+    ("set_bytes", "touched_bytes", "free_bytes", "sets", "calls"),
     [
-        (6 << 20, 100 << 30, 20, 64),
-        (5 << 10, 100 << 30, 64, 64),
-        (3 << 29, 100 << 30, 1, 64),
-        (6 << 20, 36 << 20, 3, 3),
-        (6 << 20, 1 << 20, 1, 1),
+        (6 << 20, 6 << 20, 100 << 30, 20, 64),
+        (5 << 10, 5 << 10, 100 << 30, 64, 64),
+        (3 << 29, 3 << 29, 100 << 30, 1, 64),
+        (1 << 30, 6 << 20, 100 << 30, 20, 64),
+        (6 << 20, 6 << 20, 36 << 20, 3, 3),
+        (6 << 20, 6 << 20, 1 << 20, 1, 1),
     ],
-    ids=["gemm of 1024", "tiny", "larger than the cache", "little memory", "no memory"],
+    ids=["gemm of 1024", "tiny", "larger than the cache", "few rows of a large table", "little memory", "no memory"],
 )
-def test_sets_and_launches(set_bytes: int, free_bytes: int, sets: int, calls: int) -> None:
-    assert copies(set_bytes, L2_BYTES, free_bytes) == sets
-    assert most_calls(sets, set_bytes, L2_BYTES) == calls
+def test_sets_and_launches(set_bytes: int, touched_bytes: int, free_bytes: int, sets: int, calls: int) -> None:
+    assert copies(set_bytes, touched_bytes, L2_BYTES, free_bytes) == sets
+    assert most_calls(sets, touched_bytes, L2_BYTES) == calls

@@ -196,6 +196,13 @@ def test_who_dropped_out_while_the_clock_was_high_does_not_win() -> None:
     assert [name_of(m) for m in ranking([out, final])[0]] == ["final", "out"]
 
 
+def test_a_slow_one_that_was_raced_alone_in_a_later_build_does_not_win() -> None:
+    """Builds before it raced the others: fewer samples say nothing of where they came."""
+    alone, fast, near = timed("alone", [26.0] * 17), timed("fast", [21.2] * 8), timed("near", [21.7] * 8)
+    ranked, tied = ranking([alone, near, fast])
+    assert ([name_of(m) for m in ranked], tied) == (["fast", "near", "alone"], 0)
+
+
 def test_of_many_equally_fast_ones_the_same_come_to_the_final_whatever_their_noise() -> None:
     finalists = []
     for shift in (0, 7, 13):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.thinned import second
 from tvm import relax
 
 from kerneldecl.compiler.model_import.from_torch import module_of_program
@@ -41,7 +42,7 @@ WRITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("name", second(WRITES))
 def test_a_cache_is_written_as_torch_writes_it(name: str) -> None:
     of, inputs = WRITES[name]
     mod = module_of_program(torch.export.export(_Of(of), inputs))

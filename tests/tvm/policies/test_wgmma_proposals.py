@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "large_bfloat16": ("matmul", {"m": 4096, "n": 4096, "k": 4096, "layout": "tt", "dtype": "bfloat16"}),
     "one_row": ("matmul", {"m": 1, "n": 4096, "k": 4096, "layout": "nt", "dtype": "float16"}),
     "long_k": ("matmul", {"m": 128, "n": 512, "k": 16384, "layout": "nt", "dtype": "float16"}),
+    "few_tiles_long_rows": ("matmul", {"m": 556, "n": 464, "k": 9240, "layout": "nn", "dtype": "float16"}),
     "few_tiles_odd_k_tiles": (
         "matmul",
         {"m": 17, "n": 272, "k": 9232, "layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "float16"},

@@ -35,6 +35,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"op": "argmin", "shape": (2, 512), "dtype": "uint8"}, {"width": 16}),
     ({"op": "argmax", "shape": (2, 520), "dtype": "int32"}, {"width": 4, "parts": 33}),
     ({"op": "argmin", "shape": (1, 2, 300, 1), "axis": 2}, {"width": 4, "parts": 2}),
+    ({"op": "argmax", "shape": (7, 1000), "dtype": "float16"}, {"threads": 32, "unroll": 4, "rows": 4}),  # the last block is not full
 ]
 
 
@@ -52,7 +53,7 @@ def emulated(rule: Rule, params: dict[str, Value], x: np.ndarray) -> np.ndarray:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 3}, CASES), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({0, 3, 8}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(**attrs)
     (x,) = rule.inputs(np.random.default_rng(0))
@@ -70,8 +71,8 @@ def test_the_first_of_equals_is_taken_and_nan_comes_before_all(op: str) -> None:
     x[3] = np.inf
     x[4] = np.where(np.arange(1040) % 2, np.float16(0.0), np.float16(-0.0))
     x[5, [1039, 3]] = [np.nan, np.inf]
-    for parts in (1, 2):
-        assert (emulated(rule, {"parts": parts}, x) == rule.reference(x)).all()
+    for params in ({"parts": 1}, {"parts": 2}, {"threads": 32, "rows": 2}):
+        assert (emulated(rule, params, x) == rule.reference(x)).all()
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -96,7 +97,7 @@ def test_axes_of_one_element_change_nothing(shape: tuple[int, ...]) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("shape", [(2048, 32000), (64, 128256)], ids=str)
+@pytest.mark.parametrize("shape", [(2048, 32000), (64, 128256), (8192, 1000)], ids=str)
 def test_candidates_apply_and_the_first_does_not_spill(shape: tuple[int, int], tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(op="argmax", shape=shape, dtype="float16"))
     assert apply_without_spills(mod, template, policy, H200, 8, tmp_path) == {"gpu_arg_reduce", "gpu_rowwise"}
@@ -114,7 +115,9 @@ def test_other_functions_are_none_and_have_no_proposal(name: str, attrs: dict[st
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"threads": 33}, {"width": 16}, {"width": 3}, {"unroll": 9}, {"parts": 126}, {"parts": 0}, {"threads": 2048}], ids=str
+    "wrong",
+    [{"threads": 33}, {"width": 16}, {"width": 3}, {"unroll": 9}, {"parts": 126}, {"parts": 0}, {"threads": 2048}, {"rows": 2}],
+    ids=str,
 )
 def test_parameters_that_do_not_fit_are_none(wrong: dict[str, Value]) -> None:
     mod = canonical.lower(rule_of(op="argmax", shape=(3, 1000), dtype="float16"))

@@ -47,7 +47,7 @@ def scheduled(attrs: dict[str, Any], params: dict[str, Value], arch: Arch) -> tv
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", every(2, CASES))
+@pytest.mark.parametrize("name", every(3, CASES))
 def test_computes_what_the_rule_does(name: str) -> None:
     attrs, params = CASES[name]
     h200 = load_arch(ROOT, "h200")

@@ -29,7 +29,7 @@ DOUBLE_BUFFERED: dict[str, Value] = {"double_buffer": 1, "stages": 3}
 DOUBLE_8: dict[str, Value] = {**DOUBLE_BUFFERED, "block_k": 64}
 SMEM_8: dict[str, Value] = {"block_k": 16, "smem_epilogue": 1}
 CONV: dict[str, Value] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 1, "warps_columns": 1, "warps_n": 2}
-FAST_FORMS = ("int8, tt, odd sizes", "uint8, nn, double buffering", "float8, tn", "float64, tt, odd sizes", "uint8 without cp.async")
+FAST_FORMS = ("uint8, nn, double buffering", "float8, tn", "float64, tt, odd sizes")
 CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
     "nt": ("matmul", {"m": 64, "n": 96, "k": 128, "layout": "nt"}, "gpu_matmul_tc", {**GEMM, "smem_epilogue": 0, "split_k": 1}),
     "odd sizes, tn": (

@@ -74,6 +74,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
         {"m": 3, "n": 80, "k": 704, "group": 64, "dtype": "bfloat16"},
         {"warps_n": 2, "warps_k": 3, "stages": 3, "stream": 2},
     ),
+    "thirteen rows that stay, zero points, a cluster with a short end, rows beyond n": (
+        {"m": 13, "n": 240, "k": 1920, "zero_points": True, "epilogue": ("bias",)},
+        {"bulk": 1, "warps_n": 3, "warps_k": 2, "split_k": 4, "stages": 2, "stream": 3},
+    ),
+    "one row that stays, bfloat16, a warp for each tile": (
+        {"m": 1, "n": 144, "k": 1024, "dtype": "bfloat16"},
+        {"bulk": 1, "rows": 16, "warps_n": 9, "warps_k": 1, "split_k": 2, "stages": 4, "stream": 3, "prefetch": 2},
+    ),
+    "eight rows that stay, bfloat16, zero points, a thread block without a cluster": (
+        {"m": 8, "n": 128, "k": 1536, "dtype": "bfloat16", "zero_points": True},
+        {"bulk": 1, "rows": 64, "warps_n": 2, "warps_k": 4, "stages": 3, "stream": 3},
+    ),
+    "64 rows that stay, scaled weights, steps of 64": (
+        {"m": 64, "n": 112, "k": 704, "group": 64},
+        {"bulk": 1, "warps_n": 2, "warps_k": 2, "split_k": 2, "stages": 3, "stream": 3},
+    ),
+    "NVFP4, sixteen rows that stay": (
+        {**NVFP4, "m": 16, "n": 128, "k": 1280},
+        {"bulk": 1, "warps_n": 2, "warps_k": 2, "split_k": 2, "stages": 3, "stream": 3},
+    ),
     "MXFP4 in bulk": ({**MXFP4, "m": 2, "n": 128, "k": 1024}, {"bulk": 1}),
     "MXFP4, one row": ({**MXFP4, "m": 1, "n": 128, "k": 1024}, {}),
     "MXFP4, bfloat16": ({**MXFP4, "m": 20, "n": 144, "k": 320, "dtype": "bfloat16", "epilogue": ("bias", "relu")}, {"warps_k": 2}),
@@ -84,7 +104,7 @@ OF_EACH_KIND = (
     "one row, in bulk, thread blocks that share rows, L2 prefetch",
     "sixteen rows, bfloat16, groups of 32, rows beyond n, a cluster",
     "31 rows, scaled weights, a scale for each column, a cluster with a short end",
-    "NVFP4",
+    "thirteen rows that stay, zero points, a cluster with a short end, rows beyond n",
 )
 
 
@@ -196,8 +216,7 @@ def test_both_policies_compete() -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("attrs", [MXFP4, NVFP4 | {"tensor_scale": False}], ids=["MXFP4", "NVFP4"])
+@pytest.mark.parametrize(("attrs", "dtype"), every(2, [MXFP4, NVFP4 | {"tensor_scale": False}], ["float16", "bfloat16"]))
 def test_every_code_meets_every_scale(attrs: dict[str, Any], dtype: str) -> None:
     """Each result is one weight, of one row of A; NaN among a row's weights makes all sums with it NaN."""
     group, n, k = attrs["group"], 512, 128

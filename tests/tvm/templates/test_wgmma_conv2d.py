@@ -33,7 +33,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({4, 12, 20, 27, 29}, CONVOLUTIONS))
+@pytest.mark.parametrize(("attrs", "params"), at({4, 20, 29}, CONVOLUTIONS))
 def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     assert error(wgmma_conv2d, rule_of(attrs), CONV_PARAMS | params, H200) <= 1
 
@@ -92,7 +92,7 @@ def convolution(pad_value: float = 0.0, weights: str = "hwio", before: int = 1, 
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("weights", "before", "after", "channels"), [("hwio", 2, 0, 64), ("ohwi", 1, 1, 64), ("ohwi", 0, 2, 64), ("ohwi", 1, 1, 75)]
+    ("weights", "before", "after", "channels"), at({0, 3}, [("hwio", 2, 0, 64), ("ohwi", 1, 1, 64), ("ohwi", 0, 2, 64), ("ohwi", 1, 1, 75)])
 )
 def test_other_paddings_and_weights_are_recognised(weights: str, before: int, after: int, channels: int) -> None:
     params = CONV_PARAMS | {"pack": int(channels % 8 > 0)}

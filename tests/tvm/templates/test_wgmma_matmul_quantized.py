@@ -10,7 +10,7 @@ import pytest
 from emulation import Kernel
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
-from support.thinned import only
+from support.thinned import every, only
 from support.wgmma_cases import SMS
 
 from kerneldecl.arrays import numpy_dtype, relative_error
@@ -80,10 +80,40 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {**NVFP4, "m": 100, "n": 256, "k": 512},
         {"block_m": 128, "block_n": 64, "consumers": 2, "cluster_m": 2, "stages": 3, "block_k": 128, "pdl": 1},
     ),
+    "multicast, workspace, bfloat16, uneven parts, an odd number of tiles": (
+        "quantized",
+        {"m": 37, "n": 320, "k": 640, "dtype": "bfloat16", "zero_points": True, "epilogue": ("bias",)},
+        {
+            "block_m": 128,
+            "block_n": 64,
+            "consumers": 2,
+            "cluster_m": 2,
+            "stages": 3,
+            "block_k": 128,
+            "pdl": 1,
+            "split_k": 2,
+            "workspace": 1,
+        },
+    ),
+    "split-K in a cluster of four, a short last part": (
+        "quantized",
+        {"m": 64, "n": 256, "k": 832, "group": 64},
+        {"block_m": 128, "block_n": 64, "consumers": 2, "stages": 3, "pdl": 1, "split_k": 4},
+    ),
     "multicast": (
         "quantized",
         {"m": 100, "n": 256, "k": 512, "group": 256},
         {"block_m": 128, "block_n": 64, "consumers": 2, "cluster_m": 2, "stages": 3, "block_k": 128},
+    ),
+    "multicast, workspace": (
+        "quantized",
+        {"m": 40, "n": 384, "k": 512},
+        {"block_m": 128, "block_n": 64, "cluster_m": 2, "split_k": 3, "workspace": 1, "pdl": 1},
+    ),
+    "float8, multicast, workspace": (
+        "block_scaled",
+        {"m": 132, "n": 256, "k": 1024},
+        {"block_m": 128, "block_n": 64, "consumers": 2, "cluster_n": 2, "split_k": 3, "workspace": 1, "stages": 3, "pdl": 1},
     ),
     "float8": ("block_scaled", {"m": 72, "n": 128, "k": 384}, {}),
     "float8, odd sizes, bias and residual": (
@@ -184,8 +214,7 @@ def test_computes_what_the_rule_does(name: str) -> None:
     assert not any(each.spill_bytes for each in nvcc.compile_cubin(kernel.source, "sm_90a").usage.values())
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", ["quantized", "block_scaled"])
+@pytest.mark.parametrize(("kind", "size"), every(2, ["quantized", "block_scaled"], [(size,) for size in SIZES]))
 def test_the_template_takes_every_candidate(kind: str, size: tuple[int, int, int]) -> None:
     takes_every_candidate(kind, dict(zip("mnk", size, strict=True)))
 
@@ -270,8 +299,7 @@ NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("attrs", [MXFP4, NVFP4 | {"tensor_scale": False}], ids=["MXFP4", "NVFP4"])
+@pytest.mark.parametrize(("attrs", "dtype"), every(2, [MXFP4, NVFP4 | {"tensor_scale": False}], ["float16", "bfloat16"]))
 def test_every_code_meets_every_scale(attrs: dict[str, Any], dtype: str) -> None:
     """Each result is one weight, rounded to the dtype of operands; NaN or infinity among weights makes all sums with it such."""
     group, m, n, k = attrs["group"], 64, 128, 256
