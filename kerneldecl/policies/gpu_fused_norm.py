@@ -35,12 +35,13 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 
 def choices(sizes: NormSizes, gpu: Gpu) -> Iterator[FusedNormParams]:
-    """Yield the search space."""
-    for width, threads, block in itertools.product(access_widths(sizes.columns, dtype_bytes(sizes.dtype)), ROW_THREADS, BLOCK_THREADS):
-        params = FusedNormParams(width, threads, max(1, block // threads))
+    """Yield the search space: few rows share one thread block, however few threads it has then."""
+    shapes = itertools.product(access_widths(sizes.columns, dtype_bytes(sizes.dtype)), ROW_THREADS, BLOCK_THREADS)
+    all_params = (FusedNormParams(width, threads, max(1, min(sizes.rows, block // threads))) for width, threads, block in shapes)
+    for params in dict.fromkeys(all_params):
         # Threads of a row should not be mostly idle.
-        is_filled = threads == min(ROW_THREADS) or threads < 2 * sizes.columns // width
-        if is_filled and params.threads * params.rows == max(threads, block) and params.rows <= sizes.rows and params.fits(sizes, gpu):
+        is_filled = params.threads == min(ROW_THREADS) or params.threads < 2 * sizes.columns // params.width
+        if is_filled and params.fits(sizes, gpu):
             yield params
 
 

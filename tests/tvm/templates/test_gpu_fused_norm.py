@@ -98,6 +98,18 @@ def test_right_results_on_the_emulated_gpu(name: str, attrs: Attrs, chosen: tupl
 
 
 @needs_nvcc
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_few_short_rows_share_one_thread_block(rows: int) -> None:
+    rule = rule_of("layer_norm", {"shape": (rows, 128), "out_dtype": "float8_e4m3fn", "dtype": "float16"})
+    inputs = rule.inputs(np.random.default_rng(0))
+    first, *_ = policy.propose(iter_space(canonical.lower(rule)), H200, 1)
+    chosen = FusedNormParams(**dict(first.candidate.params))  # type: ignore[arg-type]
+    assert chosen.rows == rows
+    for got, want in zip(computed(rule, chosen, inputs), rule.reference(*inputs), strict=True):
+        assert relative_error(got, want) <= rule.tolerance()
+
+
+@needs_nvcc
 @pytest.mark.slow
 def test_a_row_of_zeros_is_zeros_with_a_scale_that_is_not() -> None:
     rule = rule_of("rms_norm", {"shape": (2, 128), "out_dtype": "int8"})
