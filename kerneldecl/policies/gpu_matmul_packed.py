@@ -92,12 +92,17 @@ SMEM_TILE_BYTES, SMEM_FRAGMENT_BYTES = 1024.0, 512.0
 
 LOAD_LATENCY_SECS = 1.0e-6
 """Seconds from a copy to its arrival, while all SMs load. Assumed."""
+KEPT_LATENCY_SECS = 0.5e-6
+"""The same where activations stay, and only weights come all along: two stages were the fastest of 8 x 8192 x 8192 (H200, 2026-11)."""
 CROWDED_SECS = 2.5e-6
 """Seconds that PDL costs where an SM has room for a thread block of the next kernel beside its own: such a kernel took 16.3 us back to back
 and 13.5 us behind a foreign one, one that fills its SMs 12.3 us back to back (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
 STAGE_SECS = 0.15e-6
 """Seconds that each stage over the first two costs. Less than measured: 2, 3 and 6 stages of 16, 16 and 8 warps took 11.4, 11.9 and 13.7 us
 while each warp started the copies of all its stages at once (1 x 8192 x 8192, groups of 128; H200, 2026-11)."""
+KEPT_STAGE_SECS = 0.3e-6
+"""The same where activations stay: the first ones come behind the first weights of all stages. 2, 3 and 4 stages took 11.6, 12.0 and 12.6
+us with 8 rows (8192 x 8192; H200, 2026-11)."""
 START_SECS = 1.5e-6
 """Seconds from the first arrivals to a full stream, which warps with few long steps have late: eight kernels of 1, 8, 16 and 64 x 8192 x
 8192 (H200, 2026-11), as the next one."""
@@ -147,7 +152,7 @@ def _has_room(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> bool:
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PackedParams]:
-    """Yield the search space: for warps along n and k, stages with which so many thread blocks fit an SM, or one less."""
+    """Yield the search space: for warps along n and k, stages with which so many thread blocks fit an SM, or one less, or the fewest."""
     copies = COPIES if gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY else ((0, 0),)
     for tile in _tiles(sizes, gpu):
         for (bulk, prefetch), stages in itertools.product(KEPT_COPIES if tile.keeps_steps else copies, _stages(sizes, tile, gpu)):
@@ -180,7 +185,8 @@ def _stages(sizes: PackedSizes, tile: PackedParams, gpu: Gpu) -> list[int]:
     ring = tile.warps_n * tile.warps_k * (tile.stage_bytes(sizes) + BARRIER_BYTES) + tile.round_bytes(sizes)
     once = 0 if tile.stream == BY_ROUNDS else tile.activation_bytes(sizes)
     most = min(MAX_STAGES, -(-tile.block_steps(sizes) // tile.warps_k) + 1)
-    stages = set()
+    has_fewest = tile.keeps_steps and once + MIN_STAGES * ring <= gpu.smem_per_block_optin_bytes
+    stages = {min(MIN_STAGES, most)} if has_fewest else set()
     for resident in RESIDENT:
         limit = min(gpu.smem_per_block_optin_bytes, gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes)
         fitting = min(most, (limit - once) // ring)
@@ -213,7 +219,7 @@ def _secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, moved: int) -> flo
         warp_steps * multiplies / multiplies_per_cycle(gpu, "float16", "float32") * cycle,
         warp_steps * smem_bytes / gpu.smem_bytes_per_clock_per_sm * cycle,
         waves * steps * (STEP_LATENCY_CYCLES + WARP_CYCLES * _instructions(sizes, params)) * cycle,
-        waves * steps / (params.stages - 1) * LOAD_LATENCY_SECS,
+        waves * steps / (params.stages - 1) * (KEPT_LATENCY_SECS if params.keeps_steps else LOAD_LATENCY_SECS),
         busiest * params.activation_bytes(sizes) / KEPT_BYTES_PER_CLOCK * cycle if params.keeps_steps else 0.0,
     )
     return p_norm(*times, exponent=OVERLAP) + _once_secs(sizes, params, gpu, has_room=_has_room(sizes, params, gpu))
@@ -264,6 +270,6 @@ def _once_secs(sizes: PackedSizes, params: PackedParams, gpu: Gpu, *, has_room: 
     partial_secs = 2 * params.partial_bytes(sizes) / gpu.smem_bytes_per_clock_per_sm / gpu.clock_hz
     start_secs = START_SECS * (min(1.0, params.block_rows * params.warps_k / START_ROWS) if params.keeps_steps else 1.0)
     secs += DRAM_LATENCY_SECS + start_secs + activation_secs + COMBINE_SECS + BARRIER_SECS + partial_secs
-    secs += STAGE_SECS * (params.stages - MIN_STAGES) + PREFETCH_SECS * params.prefetch
+    secs += (KEPT_STAGE_SECS if params.keeps_steps else STAGE_SECS) * (params.stages - MIN_STAGES) + PREFETCH_SECS * params.prefetch
     # Thread blocks that share k do not meet before they load.
     return secs + (model.SPLIT_K_CLUSTER_SECS + CLUSTER_BLOCK_SECS * (params.split_k - 2) if params.split_k > 1 else 0.0)

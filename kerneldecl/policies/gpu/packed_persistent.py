@@ -26,8 +26,9 @@ MIN_TURNS = 2
 """Tiles of a thread block at least: with one there is nothing that activations in registers would be kept for."""
 FEW_BYTES = 1 << 16
 """Bytes of partial results up to which those of all tiles wait for the end."""
-COPIES = ((0, 0, 0, 1.0), (0, 2, 1, 1.0), (1, 2, 1, 1.0), (0, 2, 0, 0.4), (1, 0, 1, 0.6))
-"""Values of `bulk`, `prefetch` and `cover`, and the part of shared memory that stages take: each with some values of the others."""
+COPIES = ((0, 0, 0, 1.0), (0, 2, 1, 1.0), (1, 2, 1, 1.0), (0, 2, 0, 0.4), (1, 0, 1, 0.6), (1, 1, 0, 0.35))
+"""Values of `bulk`, `prefetch` and `cover`, and the part of shared memory that stages take: each with some values of the others. Two stages
+of 2 KB took 10.6 us, and 11.6 behind a foreign kernel, where six took 10.9 and 13.1 (1 x 8192 x 8192; H200, 2026-11)."""
 PLAIN_COPIES = ((0, 0, 0, 1.0), (0, 0, 1, 0.6))
 """The same for GPUs without bulk copies and PDL."""
 SAME_TILE = 4
@@ -54,8 +55,9 @@ WARP_CYCLES = 2.0
 FEW_WARPS_SECS = 0.4e-6
 """Seconds that each halving of the warps below sixteen costs. Less than measured with `gpu_matmul_packed`: half as many warps along k took
 2 to 3.5 us longer (1 and 16 x 8192 x 8192; H200, 2026-11), but had long steps."""
-LOAD_LATENCY_SECS = 1.0e-6
-"""Seconds from a copy to its arrival, while all SMs load. Assumed."""
+LOAD_LATENCY_SECS = 0.6e-6
+"""Seconds from a copy to its arrival, while all SMs load: with two stages, 16 warps took no longer than with four (six pairs of kernels of
+1 x 8192 x 8192; H200, 2026-11)."""
 START_SECS = 0.4e-6
 """Seconds from the start of thread blocks to the first arrivals: 18 kernels of 1 x 8192 x 8192 (H200, 2026-11), as STAGE_SECS and
 PREFETCHED_SECS."""
