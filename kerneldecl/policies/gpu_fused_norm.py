@@ -56,10 +56,12 @@ def _work(sizes: NormSizes, params: FusedNormParams, gpu: Gpu) -> Work:
     waste = params.threads * kept / sizes.columns
     lines = max(1.0, LINE_BYTES / (min(params.threads, sizes.columns // params.width) * params.width * element))
     exchanges = sizes.exchanges if params.threads > gpu.warp_size else 0
+    # Large thread blocks wait for some loads before they start others: 32 elements of a row a thread have room in 64 registers (nvcc 13.0).
+    most = max(OTHER_REGISTERS + kept, gpu.registers_per_sm // (params.threads * params.rows))
     return Work(
         blocks=-(-sizes.rows // params.rows),
         threads=params.threads * params.rows,
-        regs_per_thread=OTHER_REGISTERS + kept * (1 + math.ceil(element * (2 + sizes.has_residual) / 4)),
+        regs_per_thread=min(most, OTHER_REGISTERS + kept * (1 + math.ceil(element * (2 + sizes.has_residual) / 4))),
         smem_bytes=params.smem_bytes(sizes),
         flops=elements * (INSTRUCTION_FLOPS * ELEMENT_INSTRUCTIONS + 4 * ACCESS_FLOPS / params.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),

@@ -122,9 +122,12 @@ def test_a_row_of_zeros_is_zeros_with_a_scale_that_is_not() -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("shape", [(16384, 4096), pytest.param((512, 8192), marks=pytest.mark.slow)])
-def test_no_candidate_spills(shape: tuple[int, int], tmp_path: Path) -> None:
-    mod = canonical.lower(rule_of("rms_norm", {"shape": shape, "residual": True, "out_dtype": "float8_e4m3fn", "dtype": "bfloat16"}))
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((16384, 4096), "bfloat16"), ((288, 32768), "float32"), pytest.param((512, 8192), "bfloat16", marks=pytest.mark.slow)],
+)
+def test_no_candidate_spills(shape: tuple[int, int], dtype: str, tmp_path: Path) -> None:
+    mod = canonical.lower(rule_of("rms_norm", {"shape": shape, "residual": True, "out_dtype": "float8_e4m3fn", "dtype": dtype}))
     proposed = policy.propose(iter_space(mod), H200, 20)
     most = max(proposed, key=lambda one: FusedNormParams(**dict(one.candidate.params)).threads)  # type: ignore[arg-type]
     for candidate in {proposed[0].candidate, most.candidate}:
