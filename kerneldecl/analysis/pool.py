@@ -17,8 +17,8 @@ FIRST_CAPABILITY = (8, 0)
 MAX_OFFSET = 2**31
 """Elements that 32-bit offsets address."""
 MIN_ACCESS_BYTES = 4
-MAX_UNROLLED = 128
-"""Vectors that a thread combines at most: of 174, nvcc 13.0 did not unroll the loops."""
+MAX_UNROLLED = 256
+"""Vectors that a thread combines at most: all of its loops are unrolled."""
 
 
 class PoolSizes(NamedTuple):
@@ -38,6 +38,8 @@ class PoolSizes(NamedTuple):
     """Rows from an element of a window to the next: the dilation."""
     step_columns: int
     dtype: str
+    accum: str
+    """What maxima or sums are computed in."""
 
     @property
     def elements(self) -> int:
@@ -127,7 +129,7 @@ def _sizes(block: Block, read: Access, image: Access) -> PoolSizes | None:
     if (axes[0].extent, axes[3].extent) != (image.shape[0], image.shape[3]) or out.index != tuple(((at, 1),) for at in range(4)):
         return None
     extents = [axis.extent for axis in axes]
-    return PoolSizes(*image.shape, *extents[1:3], *extents[4:], down[0], along[0], down[1], along[1], image.dtype)
+    return PoolSizes(*image.shape, *extents[1:3], *extents[4:], down[0], along[0], down[1], along[1], image.dtype, out.dtype)
 
 
 def _steps(index: tuple[tuple[int, int], ...] | None, axis: int) -> tuple[int, int] | None:

@@ -91,20 +91,22 @@ def _row_threads(sizes: PoolSizes, width: int, strip: int) -> list[int]:
 
 
 def _work(sizes: PoolSizes, params: PoolParams, moved: int, gpu: Gpu) -> Work:
-    element = dtype_bytes(sizes.dtype)
+    element, accum = dtype_bytes(sizes.dtype), dtype_bytes(sizes.accum)
     rows, columns, access = params.rows(sizes), params.columns(sizes), params.width * element
     words = -(-access // 4)
     loads, turns = rows * columns, params.turns(sizes)
     in_flight = min(loads, max(MIN_IN_FLIGHT, (params.ahead + 1) * columns))
-    # Windows that a thread keeps, and a row's part of each; sums are float32.
+    converted = loads * params.width if sizes.accum != sizes.dtype else 0
+    # Windows that a thread keeps, and a row's part of each.
     kept = (-(-sizes.window_rows // sizes.stride_rows) + 1) * params.strip * params.width
     combined = params.strip * params.width * (rows * (sizes.window_columns - 1) + params.column * (sizes.window_rows - 1))
+    instructions = TURN_INSTRUCTIONS + loads * (LOAD_INSTRUCTIONS + words) + converted + combined * accum / 4
     read = sizes.images * sizes.image_rows * sizes.image_columns * sizes.channels * element
     return Work(
         blocks=params.blocks(sizes),
         threads=params.threads,
-        regs_per_thread=OTHER_REGISTERS + in_flight * words + kept * element // 4,
-        flops=turns * INSTRUCTION_FLOPS * (TURN_INSTRUCTIONS + loads * (LOAD_INSTRUCTIONS + words) + combined * element / 4),
+        regs_per_thread=OTHER_REGISTERS + in_flight * words + kept * accum // 4,
+        flops=turns * INSTRUCTION_FLOPS * instructions,
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=moved,
         l2_bytes=moved + read * (_read_again(sizes, params) - 1),
@@ -118,7 +120,9 @@ def _read_again(sizes: PoolSizes, params: PoolParams) -> float:
     strips, vectors = -(-sizes.out_columns // params.strip), sizes.channels // params.width
     covered = params.threads / vectors
     bands, along = max(1.0, covered / strips) * params.column, min(covered, strips) * params.strip
-    down = (bands * sizes.stride_rows + max(0, _reach(sizes.window_rows, sizes.step_rows) - sizes.stride_rows)) / (bands * sizes.stride_rows)
+    down = (bands * sizes.stride_rows + max(0, _reach(sizes.window_rows, sizes.step_rows) - sizes.stride_rows)) / (
+        bands * sizes.stride_rows
+    )
     beside = max(0, _reach(sizes.window_columns, sizes.step_columns) - sizes.stride_columns) if covered < strips else 0
     return down * (along * sizes.stride_columns + beside) / (along * sizes.stride_columns)
 

@@ -66,14 +66,14 @@ def _inlined(sch: Schedule) -> bool:
 def _read(block: Any, after: list[Any], sizes: PoolSizes) -> PoolSpec:
     store = block.body
     _require(isinstance(store, tirx.BufferStore) and isinstance(store.value, tirx.Max | tirx.Add))
-    is_maximum, accumulator = isinstance(store.value, tirx.Max), str(store.buffer.dtype)
+    is_maximum = isinstance(store.value, tirx.Max)
     operands = [store.value.a, store.value.b]
     terms = [each for each in operands if not (isinstance(each, TensorLoad) and each.source.same_as(store.buffer))]
     _require(len(terms) == 1)
     # Sums of 16 bits in 16 bits would be other numbers than in float32, and a maximum's start is the least number of its dtype.
-    _require(accumulator == (sizes.dtype if is_maximum else "float32"))
+    _require(sizes.accum == (sizes.dtype if is_maximum else "float32"))
     start = block.init.value if isinstance(block.init, tirx.BufferStore) else None
-    _require(_is_least(start, accumulator) if is_maximum else _is_number(start, 0.0))
+    _require(_is_least(start, sizes.accum) if is_maximum else _is_number(start, 0.0))
     load, condition = _load(terms[0], is_maximum)
     before = _before(load, block, sizes)
     _require(_is_inside(condition, load, block, sizes))
