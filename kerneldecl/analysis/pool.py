@@ -122,14 +122,33 @@ def _sizes(block: Block, read: Access, image: Access) -> PoolSizes | None:
     axes, (out,) = block.axes, block.writes
     if tuple(axis.kind for axis in axes) != ("spatial",) * 4 + ("reduce",) * 2 or len(image.shape) != 4 or len(read.index) != 4:
         return None
-    images, rows, columns, channels = read.index
-    down, along = _steps(rows, 1), _steps(columns, 2)
-    if images not in {((0, 1),), ()} or channels not in {((3, 1),), ()} or down is None or along is None:
+    down, along = _steps(read.index[1], 1), _steps(read.index[2], 2)
+    if down is None or along is None or not all(map(_is_axis, (read.index[0], read.index[3], *out.index), (0, 3, *range(4)))):
         return None
-    if (axes[0].extent, axes[3].extent) != (image.shape[0], image.shape[3]) or out.index != tuple(((at, 1),) for at in range(4)):
+    images, image_rows, image_columns, channels = image.shape
+    if (axes[0].extent, axes[3].extent) != (images, channels):
         return None
-    extents = [axis.extent for axis in axes]
-    return PoolSizes(*image.shape, *extents[1:3], *extents[4:], down[0], along[0], down[1], along[1], image.dtype, out.dtype)
+    return PoolSizes(
+        images=images,
+        image_rows=image_rows,
+        image_columns=image_columns,
+        channels=channels,
+        out_rows=axes[1].extent,
+        out_columns=axes[2].extent,
+        window_rows=axes[4].extent,
+        window_columns=axes[5].extent,
+        stride_rows=down[0],
+        stride_columns=along[0],
+        step_rows=down[1],
+        step_columns=along[1],
+        dtype=image.dtype,
+        accum=out.dtype,
+    )
+
+
+def _is_axis(index: tuple[tuple[int, int], ...] | None, axis: int) -> bool:
+    """Say whether an index is an axis, which is none where its extent is 1."""
+    return index in {((axis, 1),), ()}
 
 
 def _steps(index: tuple[tuple[int, int], ...] | None, axis: int) -> tuple[int, int] | None:

@@ -117,7 +117,8 @@ __device__ __forceinline__ void load(Held (&held)[COLUMNS], const Access* from, 
 }
 // A template, as nvcc leaves some loops over rows as they are, whatever pragmas say.
 template <int R>
-__device__ __forceinline__ void go_down(Held (&held)[AHEAD][COLUMNS], Part (&parts)[COLUMN][STRIP], const Access* from, Access* to, Place place) {
+__device__ __forceinline__ void go_down(Held (&held)[AHEAD][COLUMNS], Part (&parts)[COLUMN][STRIP], const Access* from, Access* to,
+                                        Place place) {
   // 1. The row's part of each window.
   Part of_row[STRIP];
   #pragma unroll

@@ -5,6 +5,7 @@ Knows nothing of kernels. A function is recognised by its structure, so that mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -108,10 +109,18 @@ def _is_least(value: Any, dtype: str) -> bool:
     return isinstance(value, tirx.FloatImm) and value.value <= tvm.tirx.min_value(dtype).value
 
 
+def _analyzer(block: Any) -> Analyzer:
+    """Return what knows the range of each of a block's axes."""
+    analyzer = Analyzer()
+    for axis in block.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+    return analyzer
+
+
 def _before(load: Any, block: Any, sizes: PoolSizes) -> tuple[int, int]:
     """Return the padding above and to the left: how far before the image its first window begins."""
     _, i, j, _, k, m = (axis.var for axis in block.iter_vars)
-    analyzer = Analyzer()
+    analyzer = _analyzer(block)
     steps = ((i, sizes.stride_rows, k, sizes.step_rows), (j, sizes.stride_columns, m, sizes.step_columns))
     found = [
         analyzer.simplify(place * stride + tap * step - index)
@@ -124,9 +133,7 @@ def _before(load: Any, block: Any, sizes: PoolSizes) -> tuple[int, int]:
 
 def _is_inside(condition: Any, load: Any, block: Any, sizes: PoolSizes) -> bool:
     """Say whether the condition holds just where the load is of an element of the image."""
-    analyzer = Analyzer()
-    for axis in block.iter_vars:
-        analyzer.bind(axis.var, axis.dom)
+    analyzer = _analyzer(block)
     extents = (sizes.image_rows, sizes.image_columns)
     inside = [each for index, extent in zip(load.indices[1:3], extents, strict=True) for each in (index >= 0, index < extent)]
     if condition is None:
@@ -149,8 +156,11 @@ def _text(value: Any, places: Mapping[Any, str], sums: Any, axes: list[Any]) -> 
         if isinstance(node, TensorLoad):
             _require(node.source.same_as(sums) and all(one.same_as(other) for one, other in zip(node.indices, axes, strict=True)))
             return "sum"
-        if isinstance(node, tirx.IntImm | tirx.FloatImm):
-            return f"{node.value}f" if isinstance(node, tirx.FloatImm) else str(int(node.value))
+        if isinstance(node, tirx.FloatImm):
+            _require(str(node.ty.dtype) == "float32" and math.isfinite(node.value))
+            return f"{node.value}f"
+        if isinstance(node, tirx.IntImm):
+            return str(int(node.value))
         if type(node) in _OPERATORS:
             return f"({text(node.a)} {_OPERATORS[type(node)]} {text(node.b)})"
         if type(node) in _FUNCTIONS:
