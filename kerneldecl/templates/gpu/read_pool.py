@@ -156,11 +156,8 @@ def _text(value: Any, places: Mapping[Any, str], sums: Any, axes: list[Any]) -> 
         if isinstance(node, TensorLoad):
             _require(node.source.same_as(sums) and all(one.same_as(other) for one, other in zip(node.indices, axes, strict=True)))
             return "sum"
-        if isinstance(node, tirx.FloatImm):
-            _require(str(node.ty.dtype) == "float32" and math.isfinite(node.value))
-            return f"{node.value}f"
-        if isinstance(node, tirx.IntImm):
-            return str(int(node.value))
+        if isinstance(node, tirx.FloatImm | tirx.IntImm):
+            return _number(node)
         if type(node) in _OPERATORS:
             return f"({text(node.a)} {_OPERATORS[type(node)]} {text(node.b)})"
         if type(node) in _FUNCTIONS:
@@ -171,6 +168,14 @@ def _text(value: Any, places: Mapping[Any, str], sums: Any, axes: list[Any]) -> 
         return places[node]
 
     return text(value)
+
+
+def _number(node: Any) -> str:
+    """Return a literal in CUDA: an integer, or a finite number of float32."""
+    if isinstance(node, tirx.IntImm):
+        return str(int(node.value))
+    _require(str(node.ty.dtype) == "float32" and math.isfinite(node.value))
+    return f"{node.value}f"
 
 
 def _cast(dtype: str, value: str) -> str:
