@@ -63,7 +63,7 @@ class PoolParams(NamedTuple):
     strip: int
     """Output pixels of a row of a thread."""
     ahead: int
-    """Rows of its input that a thread has in registers or under way."""
+    """Rows of its input that a thread loads before it uses the first."""
 
     def rows(self, sizes: PoolSizes) -> int:
         """Return the rows of the input that a thread reads."""

@@ -25,15 +25,17 @@ COLUMNS = (1, 2, 4, 7)
 STRIPS = (1, 2)
 """Pixels of a row of a thread."""
 AHEAD = (1, 2, 3, 5)
-"""Rows of a thread under way besides the one that it computes with."""
+"""Rows that a thread loads before it uses the first, at most."""
 THREADS = (128, 256, 512)
 MAX_ROW_THREADS = 1024
 """Threads of a block of whole rows of pixels at most."""
-MIN_IN_FLIGHT = 6
-"""Vectors of a thread under way at least: nvcc 13.0 lets loads pass one another in short columns (SASS of 40 kernels)."""
+MORE_AHEAD = 2
+"""Rows more than those that nvcc 13.0 has under way: it moves up the loads of the next ones (SASS of 40 kernels)."""
+MANY_THREADS = 512
+"""Threads of an SM with which narrower vectors have no use: 16 vectors of 16 bytes of each are 128 KB under way."""
 MAX_REGISTERS = 168
-OTHER_REGISTERS = 12
-"""Registers of a thread besides the vectors under way and the windows that it keeps: within 12 of nvcc 13.0's for 40 kernels."""
+OTHER_REGISTERS = 10
+"""Registers of a thread besides the vectors under way and the windows that it keeps: 8 to 18 in 40 kernels of nvcc 13.0."""
 INSTRUCTION_FLOPS = 2.0
 """Operations for which an instruction counts: both take an issue slot, and rates count a multiply-add as two."""
 TURN_INSTRUCTIONS = 50.0
@@ -56,29 +58,32 @@ def _overlap(sizes: PoolSizes) -> bool:
 
 
 def _in_turns(sizes: PoolSizes, moved: int, gpu: Gpu, top_k: int) -> Iterator[Proposal]:
-    """Yield each length of columns with blocks of whole rows and with others in turns, the fastest first.
+    """Yield columns of each length in turns, the fastest first, of each a block of whole rows and another one.
 
     Memory limits all of them, so the model hardly tells them apart.
     """
-    columns = sorted({-(-sizes.out_rows // -(-sizes.out_rows // most)) for most in COLUMNS})
+    lengths = {-(-sizes.out_rows // -(-sizes.out_rows // most)) for most in COLUMNS}
     kinds = [
-        ranked("gpu_pool", gpu, _timed(sizes, column, moved, gpu, has_whole_rows=whole), top_k)
-        for column in columns
-        for whole in (False, True)
+        [ranked("gpu_pool", gpu, _timed(sizes, column, moved, gpu, has_whole_rows=whole), top_k) for whole in (False, True)]
+        for column in sorted(lengths)
     ]
-    for proposals in itertools.zip_longest(*kinds):
-        yield from sorted(filter(None, proposals), key=lambda proposal: proposal.predicted_secs)
+    for in_turn in itertools.zip_longest(*(itertools.zip_longest(*kind) for kind in kinds), fillvalue=()):
+        pairs = sorted((sorted(filter(None, pair), key=_secs) for pair in in_turn if any(pair)), key=lambda pair: _secs(pair[0]))
+        yield from itertools.chain.from_iterable(pairs)
+
+
+def _secs(proposal: Proposal) -> float:
+    return proposal.predicted_secs
 
 
 def _timed(sizes: PoolSizes, column: int, moved: int, gpu: Gpu, *, has_whole_rows: bool) -> Iterator[Timed]:
     widest, *narrower = access_widths(sizes.channels, dtype_bytes(sizes.dtype))
-    for width, strip, ahead in itertools.product((widest, *narrower), STRIPS, AHEAD):
-        is_full = PoolParams(1, widest, column, strip, ahead).turns(sizes) >= gpu.sm_count * gpu.max_threads_per_sm // 2
+    for width, strip, most_ahead in itertools.product((widest, *narrower), STRIPS, AHEAD):
+        ahead = min(most_ahead, max(1, PoolParams(1, widest, column, strip, 1).rows(sizes) - MORE_AHEAD))
+        is_full = PoolParams(1, widest, column, strip, ahead).turns(sizes) >= gpu.sm_count * MANY_THREADS
         for threads in _row_threads(sizes, width, strip) if has_whole_rows else THREADS:
             params = PoolParams(threads, width, column, strip, ahead)
-            # Where all rows are under way at once, nvcc decides, as it does with one row ahead.
-            has_ahead = ahead == min(AHEAD) or ahead + 1 < params.rows(sizes)
-            if params.fits(sizes, gpu) and has_ahead and (width == widest or not is_full):
+            if params.fits(sizes, gpu) and (width == widest or not is_full):
                 work = _work(sizes, params, moved, gpu)
                 if work.regs_per_thread <= MAX_REGISTERS:
                     yield params._asdict(), (work,)
@@ -95,10 +100,10 @@ def _work(sizes: PoolSizes, params: PoolParams, moved: int, gpu: Gpu) -> Work:
     rows, columns, access = params.rows(sizes), params.columns(sizes), params.width * element
     words = -(-access // 4)
     loads, turns = rows * columns, params.turns(sizes)
-    in_flight = min(loads, max(MIN_IN_FLIGHT, (params.ahead + 1) * columns))
+    in_flight = min(rows, params.ahead + MORE_AHEAD) * columns
     converted = loads * params.width if sizes.accum != sizes.dtype else 0
-    # Windows that a thread keeps, and a row's part of each.
-    kept = (-(-sizes.window_rows // sizes.stride_rows) + 1) * params.strip * params.width
+    # Windows that a thread keeps, and a row's part of each, unless they take the place of vectors.
+    kept = (-(-sizes.window_rows // sizes.stride_rows) + 1) * params.strip * params.width if in_flight < loads or converted else 0
     combined = params.strip * params.width * (rows * (sizes.window_columns - 1) + params.column * (sizes.window_rows - 1))
     instructions = TURN_INSTRUCTIONS + loads * (LOAD_INSTRUCTIONS + words) + converted + combined * accum / 4
     read = sizes.images * sizes.image_rows * sizes.image_columns * sizes.channels * element

@@ -7,7 +7,7 @@ Parameters:
   width    channels of a thread, which one access loads: 4 bytes at least
   column   output pixels of a column that a thread computes; the last ones of an image need not be whole
   strip    output pixels of a row that a thread computes, likewise
-  ahead    rows of its input that a thread has in registers or under way: a row is loaded where the last one of as many was used
+  ahead    rows of its input that a thread loads before it uses the first: then one for each row that it has used
 
 A thread loads each vector of its windows once. Threads go over channels, then a row's strips, then an image's columns, so that blocks that
 read the same rows are neighbours, and run at about the same time.
@@ -40,5 +40,6 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
         return None
     pdl = supports_pdl(arch.the_gpu)
     arguments = [(name, shape, dtype) for name, (shape, dtype) in zip("XY", signature_of(mod["main"]), strict=True)]
-    kernel = CudaKernel("pool_all", ("X", "Y"), chosen.blocks(spec.sizes), chosen.threads, waits=pdl)
+    # With a number of blocks an SM, ptxas puts loads first. Without, it saves registers, and six loads at most are under way.
+    kernel = CudaKernel("pool_all", ("X", "Y"), chosen.blocks(spec.sizes), chosen.threads, ctas_per_sm=1, waits=pdl)
     return build(CudaFunction(arguments, {}, pool_source(spec, chosen, arch.the_gpu), [kernel], pdl))
