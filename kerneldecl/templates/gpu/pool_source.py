@@ -223,7 +223,7 @@ def pool_source(spec: PoolSpec, params: PoolParams, gpu: Gpu) -> str:
         of_both=_MAXIMUM if spec.is_maximum else "return a + b;",
         finished=spec.finished,
         both=_BOTH.get(sizes.dtype, ""),
-        read=_READS[access_bytes] if pdl else "access = *from;",
+        read=_READS[access_bytes],
         first_blocks=gpu.sm_count * max(1, _FIRST_THREADS // params.threads),
         early_rows=max(1, PREFETCH_BYTES // _FIRST_THREADS // (params.strip * sizes.stride_columns * access_bytes)),
         line_vectors=LINE_BYTES // access_bytes,
