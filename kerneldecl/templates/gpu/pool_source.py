@@ -188,17 +188,18 @@ _START = """asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     #pragma unroll
     for (int r = 0; r < EARLY_ROWS; r++) {
       #pragma unroll
-      for (int c = BEFORE_COLUMNS; c < BEFORE_COLUMNS + STRIP * STRIDE_COLUMNS; c++) {
-        int at = r + BEFORE_ROWS;
-        if (place.has_row(at) && place.has_column(c))
-          asm volatile("prefetch.global.L2 [%0];" ::"l"(from + (at * IMAGE_COLUMNS + c) * VECTORS));
+      for (int c = 0; c < EARLY_COLUMNS; c++) {
+        int down = r + BEFORE_ROWS, along = c + BEFORE_COLUMNS;
+        if (unsigned(place.row + down) < unsigned(IMAGE_ROWS) && unsigned(place.column + along) < unsigned(IMAGE_COLUMNS))
+          asm volatile("prefetch.global.L2 [%0];" ::"l"(from + (down * IMAGE_COLUMNS + along) * VECTORS));
       }
     }
   }
   asm volatile("griddepcontrol.wait;" ::: "memory");"""
 _EARLY = """
-// Blocks of the first wave, at most, and the rows of a thread that they prefetch.
+// Blocks of the first wave, at most, and how many of a thread's rows and columns they prefetch: not those that neighbours do.
 constexpr int FIRST_BLOCKS = {first_blocks}, EARLY_ROWS = {early_rows} < ROWS - BEFORE_ROWS ? {early_rows} : ROWS - BEFORE_ROWS;
+constexpr int EARLY_COLUMNS = STRIP * STRIDE_COLUMNS < COLUMNS ? STRIP * STRIDE_COLUMNS : COLUMNS;
 constexpr int LINE_VECTORS = VECTORS < {line_vectors} ? VECTORS : {line_vectors};
 """
 _FIRST_THREADS = 1024

@@ -41,6 +41,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"kh": 2, "kw": 2, "padding": 0, "c": 24}, {"column": 4, "width": 4}),
     ({"op": "mean", "dtype": "float32", "kh": 2, "kw": 2, "padding": 1, "stride": 1}, {"width": 2, "column": 5, "strip": 3, "ahead": 2}),
     ({"n": 1, "w": 3, "stride": 1, "padding": 0}, {"column": 4}),
+    ({"kw": 1, "padding": 0, "h": 9, "w": 8}, {"column": 2}),
     ({"kh": 3, "kw": 2, "padding": 0, "stride": 3, "c": 6}, {"width": 2, "column": 1}),
 ]
 
@@ -57,7 +58,7 @@ def cubin_of(attrs: dict[str, Any], params: dict[str, Value]) -> nvcc.Cubin:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 2, 4, 6, 7}, CASES), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({0, 2, 4, 6, 7, 8}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     assert error(template, rule_of(**SMALL | attrs), PARAMS | params, H200) <= 1
 
