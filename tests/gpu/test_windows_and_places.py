@@ -10,6 +10,7 @@ from support.gpu_kernels import Case, Checked, proposed
 pytestmark = pytest.mark.gpu
 
 PLACES = proposed("gpu_scan", "gpu_topk", "gpu_scatter_add", "gpu_gather", "gpu_unaligned_elementwise", "gpu_elementwise", "gpu_fallback")
+POOLS = proposed("gpu_pool", step=3)
 WINDOWS = proposed("gpu_matmul", "gpu_matmul_tc", "gpu_matmul_simt", "gpu_grouped_conv2d", "gpu_window", "gpu_fallback")
 SCANS: list[tuple[str, dict[str, Any]]] = [
     *(("cumsum", {"shape": (5, extent), "dtype": d}) for extent in (1, 31, 4096) for d in ("float32", "float16", "int32")),
@@ -86,6 +87,12 @@ CONVOLUTIONS: list[tuple[str, dict[str, Any]]] = [
     ("conv2d", {**IMAGE, "layout": "nchw", "padding": 1, "stride": 2, "dtype": "float32"}),
     *(("conv2d_transpose", {**IMAGE, "kh": 4, "kw": 4, "stride": 2, "padding": 1, "layout": layout}) for layout in ("nhwc", "nchw")),
 ]
+POOL = {"n": 3, "h": 45, "w": 37, "c": 64, "kh": 3, "kw": 3, "padding": 1}
+POOLED: list[dict[str, Any]] = [
+    *({**POOL, "op": op, "stride": 2, "dtype": d} for op in ("max", "mean") for d in ("float16", "bfloat16", "float32")),
+    {**POOL, "op": "mean", "count_padding": False, "c": 36, "dtype": "float16"},
+    {**POOL, "op": "max", "kh": 5, "kw": 2, "dtype": "bfloat16"},
+]
 
 
 @pytest.mark.parametrize("case", [Case(str(attrs), rule, attrs, PLACES) for rule, attrs in (*SCANS, *MOVERS)], ids=str)
@@ -95,4 +102,9 @@ def test_places_compute_the_reference(case: Case, check: Checked) -> None:
 
 @pytest.mark.parametrize("case", [Case(str(attrs), rule, attrs, WINDOWS) for rule, attrs in CONVOLUTIONS], ids=str)
 def test_windows_compute_the_reference(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", [Case(str(attrs), "pool2d", attrs, POOLS) for attrs in POOLED], ids=str)
+def test_pools_compute_the_reference(case: Case, check: Checked) -> None:
     check(case)

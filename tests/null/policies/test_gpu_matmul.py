@@ -290,6 +290,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_gather",
         "gpu_unaligned_elementwise",
         "gpu_arg_reduce",
+        "gpu_pool",
         "gpu_rotary",
         "gpu_scan",
         "gpu_scatter_add",
