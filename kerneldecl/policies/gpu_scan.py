@@ -50,12 +50,13 @@ ONCE_WAITS = 0.5
 """Fraction of DRAM's time in which thread blocks of one tile leave it idle, as all of an SM's load, wait and store at about the same time:
 33 554 432 float32 took 96.6 us (H200, 2026-11). Blocks that stay and copy tiles ahead took 104.5 at best."""
 LAG_WAITS, WAITED_BYTES = 0.25, 1 << 17
-"""The same fraction where nobody waits for the sum of the last group, with so many bytes of tiles on an SM; the fewer, the more an SM has
-under way. Assumed, not measured yet."""
+"""The same fraction where nobody waits for the sum of the last group, with so many bytes of tiles on an SM; less where there are more, and
+none where blocks stay or sums are ahead. Assumed, not measured yet."""
 AHEAD_ROUNDS = 4
 """Latencies of a block that adds up one tile and scans another: which ones, elements from DRAM, from L2, and a barrier's worth. Assumed."""
-RIVAL_TILES, RIVAL_PARTS = 8, 16
-"""One in so many candidates reads rows of many tiles as `gpu_scan_once` or `gpu_scan` does, which `gpu_scan_tiles` has yet to beat."""
+RIVAL_PARTS = 16
+"""One in so many candidates reads rows of many tiles twice by `gpu_scan`, where there are many ways to read them once."""
+STAY = ((256, 8, 8, 64, 4), (512, 8, 8, 64, 4), (256, 4, 4, 64, 8), (256, 8, 8, 64, 8), (512, 4, 4, 64, 4), (128, 8, 8, 64, 4))
 KEPT = ((256, 4, 12, 64, 8), (256, 8, 8, 64, 4), (512, 4, 12, 64, 4), (256, 2, 12, 64, 8), (128, 4, 12, 32, 8), (256, 8, 12, 64, 4))
 LAGGED = ((256, 8, 0, 64, 4), (512, 8, 0, 32, 8), (256, 8, 0, 64, 8), (128, 8, 0, 64, 4), (256, 8, 0, 32, 8), (256, 4, 0, 64, 8))
 AHEAD = (
@@ -67,7 +68,8 @@ AHEAD = (
     ((256, 8, 8, 64, 4), 1),
 )
 """Threads, vectors in registers and in shared memory, tiles of a group and groups that a tile looks at one by one, in the order in which
-to try them: with more in flight than registers hold, with as much, and with sums so many tiles for each SM ahead. Not measured yet."""
+to try them: where blocks stay, where they have more under way than registers hold, where they have as much, and where sums are so many
+tiles for each SM ahead. Not measured yet."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
 STRIP_BYTES, STRIP_COST = 256, 0.08
@@ -98,21 +100,29 @@ def _tiles(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
         return ()
     tiles = (params for params in itertools.starmap(GpuScanOnceParams, itertools.product(THREADS, UNROLL_ONCE)) if params.fits(sizes, gpu))
     once = ranked("gpu_scan_once", gpu, ((params._asdict(), _once_works(sizes, params, gpu)) for params in tiles), top_k)
-    return tuple(interleaved(_many_tiles(sizes, gpu), once, every=RIVAL_TILES))[:top_k]
+    # What has been measured is first: it is taken where nobody measures.
+    return (*once[:1], *_many_tiles(sizes, gpu), *once[1:])[:top_k]
 
 
 def _many_tiles(sizes: ScanSizes, gpu: Gpu) -> Iterator[Proposal]:
     """Yield tiles that look far back, the ways of reading them in turns, where a GPU cannot have all tiles at once."""
-    kept, lagged = ([GpuScanTilesParams(*shape, 0, 1) for shape in shapes] for shapes in (KEPT, LAGGED))
-    ahead = [GpuScanTilesParams(*shape, per_sm * gpu.sm_count, 1) for shape, per_sm in AHEAD]
-    # What hints to L2 bring, beside the first of each.
-    families = [[*family[:2], family[0]._replace(stream=0), *family[2:]] for family in (kept, ahead, lagged)]
-    for params in itertools.chain.from_iterable(zip(*families, strict=True)):
-        if not params.fits(sizes, gpu) or 2 * params.ahead * params.tile(sizes) * dtype_bytes(sizes.dtype) > gpu.l2_bytes:
+    stay, kept, lagged = (
+        [GpuScanTilesParams(*shape, 0, 1, stays) for shape in shapes] for shapes, stays in ((STAY, 1), (KEPT, 0), (LAGGED, 0))
+    )
+    ahead = [GpuScanTilesParams(*shape, per_sm * gpu.sm_count, 1, 0) for shape, per_sm in AHEAD]
+    once = list(itertools.chain.from_iterable(zip(*map(_with_and_without_hints, (stay, kept, lagged)), strict=True)))
+    turns = itertools.zip_longest(_with_and_without_hints(ahead), once[::2], once[1::2])
+    for params in itertools.chain.from_iterable(turns):
+        if not params or not params.fits(sizes, gpu) or 2 * params.ahead * params.tile(sizes) * dtype_bytes(sizes.dtype) > gpu.l2_bytes:
             continue
         if sizes.outer * params.tiles(sizes) > params.ctas_per_sm(sizes, gpu) * gpu.sm_count:
             works = _tiles_works(sizes, params, gpu)
             yield Proposal(Candidate.of("gpu_scan_tiles", params._asdict()), sum(streamed_secs(gpu, work) for work in works))
+
+
+def _with_and_without_hints(family: list[GpuScanTilesParams]) -> list[GpuScanTilesParams]:
+    """Return a way's choices, the first of them without hints to L2 in the third place, too."""
+    return [*family[:2], family[0]._replace(stream=0), *family[2:]]
 
 
 def _strips(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
@@ -212,16 +222,16 @@ def _tiles_works(sizes: ScanSizes, params: GpuScanTilesParams, gpu: Gpu) -> tupl
     element, width = dtype_bytes(sizes.dtype), params.width(sizes)
     nbytes, words = sizes.elements * element, 8.0 * params.words(sizes)
     resident = params.ctas_per_sm(sizes, gpu)
-    waits = 0.0 if params.ahead else LAG_WAITS * WAITED_BYTES / (resident * params.tile(sizes) * element)
+    waits = 0.0 if params.ahead or params.stay else LAG_WAITS * WAITED_BYTES / (resident * params.tile(sizes) * element)
     scan = Work(
-        blocks=params.blocks(sizes),
+        blocks=params.blocks(sizes, gpu),
         threads=params.threads,
         regs_per_thread=gpu.registers_per_sm // RESIDENT_THREADS,
         smem_bytes=SUM_BYTES * params.smem_sums(sizes),
         flops=sizes.elements * ((2 if params.ahead else 1) * SUM_FLOPS + 2 * ACCESS_FLOPS / width),
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=2 * nbytes * (1 + waits),
-        l2_bytes=(3 if params.ahead else 2) * nbytes + params.blocks(sizes) * 8.0 * params.looks(sizes) * params.threads,
+        l2_bytes=(3 if params.ahead else 2) * nbytes + sizes.outer * params.tiles(sizes) * 8.0 * params.looks(sizes) * params.threads,
         rounds=AHEAD_ROUNDS if params.ahead else ONCE_ROUNDS - 1,
         serial_cycles=3 * SCAN_CYCLES,
         barriers=4 if params.ahead else 3,
