@@ -9,8 +9,9 @@ bits. The last tile of a group publishes the group's sum once its own results ar
 
 A thread has `H` vectors in registers and `V` in shared memory, which it alone copies and reads: more of the row is under way than
 registers hold. Where blocks stay, those in shared memory are the next tile's: it is copied while this one waits, is scanned and stored,
-but only once this one's sum is published, so that nobody waits for a tile that waits. Where `AHEAD` is not 0, a block first adds up one tile, whose elements come from DRAM and stay in L2, and then scans the
-tile `AHEAD` numbers before, whose elements are in L2 still and whose words are all there.
+but only once this one's sum is published, so that nobody waits for a tile that waits. Where `AHEAD` is not 0, a block first adds up one
+tile, whose elements come from DRAM and stay in L2, and then scans the tile `AHEAD` numbers before, whose elements are in L2 still and
+whose words are there.
 """
 
 from __future__ import annotations
@@ -189,13 +190,17 @@ __device__ __forceinline__ void scan(const Tile<WHOLE>& tile, int number, const 
     tile.store(vector, H + v, before_lane(tile.sum_of(vector, H + v), thread % 32, running));
   }
 }
-// The sum of a group, all of whose words this block has seen or published before its last barrier.
+// The sum of a group. Where sums are ahead, another block publishes the last tile's, and may not have done so yet.
 __device__ __forceinline__ void publish_group(int number, uint64_t* found, Sum* cells, int thread) {
   int in_row = number % TILES;
   if (in_row % G != G - 1) return;
   Sum sum = 0, all;
   #pragma unroll 1
-  for (int at = thread; at < G; at += T) sum += sum_in(look(found + number - (G - 1) + at));
+  for (int at = thread; at < G; at += T) {
+    uint64_t word = 0;
+    while (!(word & THERE)) word = look(found + number - (G - 1) + at);
+    sum += sum_in(word);
+  }
   before_me(sum, cells + 32, thread, all);
   if (thread == 0) publish(found + COUNT + number / TILES * GROUPS + in_row / G, all);
 }
@@ -250,7 +255,7 @@ __device__ __forceinline__ void copy(const Item* x, Item* y, int number, Access*
   if (is_whole(number)) tile_at<true>(x, y, number, thread).copy(kept);
   else tile_at<false>(x, y, number, thread).copy(kept);
 }
-// Scan a tile that is being copied. As soon as it is in registers and its sum is published, the next one is copied, whose number is returned.
+// Scan a tile that is being copied. Once it is in registers and its sum is published, the next one is copied, whose number is returned.
 template <bool WHOLE>
 __device__ __forceinline__ int step(const Item* x, Item* y, int number, uint64_t* found, Sum* cells, int thread) {
   Tile<WHOLE> tile = tile_at<WHOLE>(x, y, number, thread);

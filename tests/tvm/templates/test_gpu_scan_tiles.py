@@ -44,7 +44,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"shape": (20000,), "exclusive": True}, params_of(64, 2, 3, 8, 1, 10, 1)),  # more vectors than a thread adds up at once
     ({"shape": (30000,), "dtype": "int32", "exclusive": True, "reverse": True}, params_of(64, 1, 0, 32, 1, 117)),  # all sums first
     ({"shape": (2, 5000), "dtype": "int32"}, params_of(64, 1, 3, 1, 1)),  # each tile a group
-    ({"shape": (3, 400001), "exclusive": True}, params_of(256, 4, 4, 64, 2, 0, 1, 1)),  # some blocks have two tiles
+    ({"shape": (2, 9000), "dtype": "int32"}, params_of(64, 1, 0, 1, 1, 1)),  # whose sum its own block publishes, and not the one ahead
+    ({"shape": (2, 60001), "exclusive": True}, params_of(256, 2, 2, 8, 2, 0, 1, 1)),  # blocks have several tiles
 ]
 
 
@@ -63,6 +64,22 @@ def test_whichever_thread_block_is_first_the_bits_are_the_same(kept: int, ahead:
     (x,), (out,) = rule.inputs(np.random.default_rng(0)), rule.signature().outputs
     found = [emulate(kernel["main"], x, poisoned(out), seed=seed)[-1] for seed in (1, 2, 3)]
     assert all((each == found[0]).all() for each in found)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("params", [params_of(64, 1, 0, 2, 1, 1), params_of(64, 2, 2, 2, 1, 0, 1, 1), params_of(64, 1, 1, 1, 1)], ids=str)
+def test_words_that_come_late_are_waited_for(params: dict[str, Value], monkeypatch: pytest.MonkeyPatch) -> None:
+    publishes = "  uint64_t word = THERE | *reinterpret_cast<const unsigned*>(&sum);"
+    waits = "  if ((size_t)to / 8 % 3 == 0) for (int i = 0; i < 3000; i++) __nanosleep(1);\n"
+    source = template.scan_tiles_source
+
+    def late(*given: Any) -> str:
+        text = source(*given)
+        assert publishes in text
+        return text.replace(publishes, waits + publishes)
+
+    monkeypatch.setattr(template, "scan_tiles_source", late)
+    assert error(template, rule_of(shape=(2, 9000), dtype="int32"), params, H200) == 0
 
 
 @needs_nvcc
