@@ -56,20 +56,34 @@ AHEAD_ROUNDS = 4
 """Latencies of a block that adds up one tile and scans another: which ones, elements from DRAM, from L2, and a barrier's worth. Assumed."""
 RIVAL_PARTS = 16
 """One in so many candidates reads rows of many tiles twice by `gpu_scan`, where there are many ways to read them once."""
-STAY = ((256, 8, 8, 64, 4), (512, 8, 8, 64, 4), (256, 4, 4, 64, 8), (256, 8, 8, 64, 8), (512, 4, 4, 64, 4), (128, 8, 8, 64, 4))
-KEPT = ((256, 4, 12, 64, 8), (256, 8, 8, 64, 4), (512, 4, 12, 64, 4), (256, 2, 12, 64, 8), (128, 4, 12, 32, 8), (256, 8, 12, 64, 4))
-LAGGED = ((256, 8, 0, 64, 4), (512, 8, 0, 32, 8), (256, 8, 0, 64, 8), (128, 8, 0, 64, 4), (256, 8, 0, 32, 8), (256, 4, 0, 64, 8))
-AHEAD = (
-    ((256, 8, 0, 64, 4), 2),
-    ((256, 8, 0, 64, 4), 1),
-    ((512, 8, 0, 64, 4), 1),
-    ((256, 8, 0, 64, 4), 4),
-    ((256, 4, 0, 64, 8), 4),
-    ((256, 8, 8, 64, 4), 1),
+STAY = ((256, 8, 8, 64, 1.0), (512, 8, 8, 64, 1.0), (256, 4, 4, 64, 1.0), (256, 8, 8, 64, 0.5), (512, 4, 4, 64, 1.0), (256, 6, 6, 64, 1.0))
+KEPT = (
+    (256, 4, 12, 64, 1.0),
+    (256, 8, 8, 64, 1.0),
+    (512, 4, 12, 64, 1.0),
+    (256, 2, 12, 64, 1.0),
+    (256, 8, 12, 64, 1.0),
+    (256, 4, 12, 64, 0.5),
 )
-"""Threads, vectors in registers and in shared memory, tiles of a group and groups that a tile looks at one by one, in the order in which
-to try them: where blocks stay, where they have more under way than registers hold, where they have as much, and where sums are so many
-tiles for each SM ahead. Not measured yet."""
+LAGGED = (
+    (256, 8, 0, 64, 1.0),
+    (512, 8, 0, 64, 1.0),
+    (256, 8, 0, 64, 0.5),
+    (256, 8, 0, 32, 1.0),
+    (512, 8, 0, 32, 1.0),
+    (256, 4, 0, 64, 1.0),
+)
+AHEAD = (
+    ((256, 8, 0, 64, 1.0), 2),
+    ((256, 8, 0, 64, 1.0), 1),
+    ((512, 8, 0, 64, 1.0), 1),
+    ((256, 8, 0, 64, 1.0), 4),
+    ((256, 8, 8, 64, 1.0), 1),
+    ((256, 8, 0, 64, 0.5), 2),
+)
+"""Threads, vectors in registers and in shared memory, tiles of a group, and which part of the tiles that a GPU has at once are looked at
+one by one, in the order in which to try them: where blocks stay, where they have more under way than registers hold, where they have as
+much, and where sums are so many tiles for each SM ahead. Not measured yet."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
 STRIP_BYTES, STRIP_COST = 256, 0.08
@@ -107,9 +121,9 @@ def _tiles(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
 def _many_tiles(sizes: ScanSizes, gpu: Gpu) -> Iterator[Proposal]:
     """Yield tiles that look far back, the ways of reading them in turns, where a GPU cannot have all tiles at once."""
     stay, kept, lagged = (
-        [GpuScanTilesParams(*shape, 0, 1, stays) for shape in shapes] for shapes, stays in ((STAY, 1), (KEPT, 0), (LAGGED, 0))
+        [_looking_back(shape, sizes, gpu, stay=stays) for shape in shapes] for shapes, stays in ((STAY, 1), (KEPT, 0), (LAGGED, 0))
     )
-    ahead = [GpuScanTilesParams(*shape, per_sm * gpu.sm_count, 1, 0) for shape, per_sm in AHEAD]
+    ahead = [_looking_back(shape, sizes, gpu, ahead=per_sm * gpu.sm_count) for shape, per_sm in AHEAD]
     once = list(itertools.chain.from_iterable(zip(*map(_with_and_without_hints, (stay, kept, lagged)), strict=True)))
     turns = itertools.zip_longest(_with_and_without_hints(ahead), once[::2], once[1::2])
     for params in itertools.chain.from_iterable(turns):
@@ -118,6 +132,15 @@ def _many_tiles(sizes: ScanSizes, gpu: Gpu) -> Iterator[Proposal]:
         if sizes.outer * params.tiles(sizes) > params.ctas_per_sm(sizes, gpu) * gpu.sm_count:
             works = _tiles_works(sizes, params, gpu)
             yield Proposal(Candidate.of("gpu_scan_tiles", params._asdict()), sum(streamed_secs(gpu, work) for work in works))
+
+
+def _looking_back(
+    shape: tuple[int, int, int, int, float], sizes: ScanSizes, gpu: Gpu, *, ahead: int = 0, stay: int = 0
+) -> GpuScanTilesParams:
+    """Return parameters with as many groups to look at as have that part of the tiles that a GPU has at once: older groups are done."""
+    threads, held, kept, group, turns = shape
+    params = GpuScanTilesParams(threads, held, kept, group, 1, ahead, 1, stay)
+    return params._replace(lag=math.ceil(turns * params.ctas_per_sm(sizes, gpu) * gpu.sm_count / group))
 
 
 def _with_and_without_hints(family: list[GpuScanTilesParams]) -> list[GpuScanTilesParams]:

@@ -41,6 +41,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"shape": (1, 40000), "dtype": "bfloat16", "reverse": True}, params_of(32, 4, 0, 8, 1, 7, 1)),
     ({"shape": (3, 3000), "dtype": "float16"}, params_of(64, 2, 3, 64, 1, 0, 1)),  # three tiles of a row
     ({"shape": (2, 17001), "exclusive": True}, params_of(32, 2, 0, 16, 2, 20, 1)),
+    ({"shape": (2, 3001), "dtype": "float16", "reverse": True}, params_of(64, 2, 0, 4, 1, 3, 1)),  # accesses of 2 bytes
+    ({"shape": (2, 5002)}, params_of(32, 2, 2, 4, 2, 0, 1, 1)),  # copies of 8 bytes
     ({"shape": (20000,), "exclusive": True}, params_of(64, 2, 3, 8, 1, 10, 1)),  # more vectors than a thread adds up at once
     ({"shape": (30000,), "dtype": "int32", "exclusive": True, "reverse": True}, params_of(64, 1, 0, 32, 1, 117)),  # all sums first
     ({"shape": (2, 5000), "dtype": "int32"}, params_of(64, 1, 3, 1, 1)),  # each tile a group
