@@ -76,9 +76,9 @@ LAGGED = (
 AHEAD = (
     ((256, 8, 0, 64, 1.0), 2),
     ((256, 8, 0, 64, 1.0), 1),
-    ((512, 8, 0, 64, 1.0), 1),
+    ((256, 4, 12, 64, 1.0), 1),
     ((256, 8, 0, 64, 1.0), 4),
-    ((256, 8, 8, 64, 1.0), 1),
+    ((512, 8, 0, 64, 1.0), 1),
     ((256, 8, 0, 64, 0.5), 2),
 )
 """Threads, vectors in registers and in shared memory, tiles of a group, and which part of the tiles that a GPU has at once are looked at

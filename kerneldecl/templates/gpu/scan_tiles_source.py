@@ -205,6 +205,11 @@ __device__ __forceinline__ void publish_group(int number, uint64_t* found, Sum* 
   if (thread == 0) publish(found + COUNT + number / TILES * GROUPS + in_row / G, all);
 }
 __device__ __forceinline__ Access* kept_of(Sum* cells, int thread) { return reinterpret_cast<Access*>(cells + 128) + thread; }
+__device__ __forceinline__ void copy(const Item* x, Item* y, int number, Access* kept, int thread) {
+  if (number >= COUNT) return;
+  if (is_whole(number)) tile_at<true>(x, y, number, thread).copy(kept);
+  else tile_at<false>(x, y, number, thread).copy(kept);
+}
 __device__ __forceinline__ unsigned* number_of(Sum* cells) { return reinterpret_cast<unsigned*>(cells + 96); }
 __device__ __forceinline__ unsigned next_number(uint64_t* found) { return atomicAdd(reinterpret_cast<unsigned*>(found + WORDS), 1u); }
 {blocks}// Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
@@ -215,12 +220,11 @@ __device__ __forceinline__ void scan_tiles(const X* x, X* y, uint64_t* found, Su
 """
 
 _TAKE = """\
-// Load and scan a tile. What `ahead` does stands between its loads and the first use of them.
+// Load and scan a tile that is being copied. What `ahead` does stands between its loads and the first use of them.
 template <bool WHOLE, class Ahead>
 __device__ __forceinline__ void load_and_scan(Tile<WHOLE> tile, int number, uint64_t* found, Sum* cells, int thread, Ahead ahead) {
   Access held[H], *kept = kept_of(cells, thread);
   uint64_t seen[LOOKS];
-  tile.copy(kept);
   tile.load(held);
   look_each(before_tile(found, number), thread, seen);
   __syncwarp();  // No load moves behind it: ptxas put some behind the wait for copies.
@@ -233,6 +237,7 @@ __device__ __forceinline__ void take(const Item* __restrict__ x, Item* __restric
   int next = *number_of(cells), number = next - AHEAD;
   bool sums = AHEAD > 0 && next < COUNT;
   Sum sum = 0;
+  if (AHEAD == 0 || number >= 0) copy(x, y, number, kept_of(cells, thread), thread);
   // The sum of a tile ahead is shared while the elements of the tile to be scanned are under way.
   if (sums) sum = is_whole(next) ? tile_at<true>(x, y, next, thread).sum_ahead() : tile_at<false>(x, y, next, thread).sum_ahead();
   auto share = [&] {
@@ -250,11 +255,6 @@ __device__ __forceinline__ void take(const Item* __restrict__ x, Item* __restric
 """A thread block's one tile, and one that it adds up ahead."""
 
 _STAY = """\
-__device__ __forceinline__ void copy(const Item* x, Item* y, int number, Access* kept, int thread) {
-  if (number >= COUNT) return;
-  if (is_whole(number)) tile_at<true>(x, y, number, thread).copy(kept);
-  else tile_at<false>(x, y, number, thread).copy(kept);
-}
 // Scan a tile that is being copied. Once it is in registers and its sum is published, the next one is copied, whose number is returned.
 template <bool WHOLE>
 __device__ __forceinline__ int step(const Item* x, Item* y, int number, uint64_t* found, Sum* cells, int thread) {
