@@ -22,6 +22,12 @@ SUM_BYTES = 4
 """Bytes of a sum that is published together with the flag that says so."""
 MAX_LOOKS = 16
 """Earlier groups' sums that a thread adds up at most."""
+SMEM_SUMS = 128
+"""Words of shared memory that are not elements."""
+MAX_KEPT = 32
+"""Vectors of a thread in shared memory at most."""
+MAX_HELD_LOOKS = 4
+"""Words at which a thread looks at once at most."""
 GROUP_TILES = 64
 """Tiles of a row whose sum is published as one, too."""
 MAX_ONCE_UNROLL = 8
@@ -126,6 +132,92 @@ class GpuScanOnceParams(NamedTuple):
             and 1 <= self.unroll <= MAX_ONCE_UNROLL
             and self.tiles(sizes) > 1
             and self.groups(sizes) <= MAX_LOOKS * self.threads
+        )
+
+
+class GpuScanTilesParams(NamedTuple):
+    """The parameters of `gpu_scan_tiles`."""
+
+    threads: int
+    held: int
+    """Vectors of a thread in registers."""
+    kept: int
+    """Vectors of a thread in shared memory: of the same tile, or of the next one where blocks stay."""
+    group: int
+    """Tiles of a row whose sum is published as one, too."""
+    lag: int
+    """Groups before a tile's own whose tiles it adds up one by one."""
+    ahead: int
+    """Tiles by which sums are ahead of the scan, which reads each tile again from L2; with 0, it is read once."""
+    stream: int
+    """1 where results, and elements that are read for the last time into registers, are the first to leave L2, else 0."""
+    stay: int
+    """1 where thread blocks stay, and copy the next tile while they wait for what comes before this one, else 0."""
+
+    @property
+    def unroll(self) -> int:
+        """Return the vectors of a thread in a tile."""
+        return self.held if self.stay else self.held + self.kept
+
+    def width(self, sizes: ScanSizes) -> int:
+        """Return the elements of a vector."""
+        return math.gcd(sizes.extent, VECTOR_BYTES // dtype_bytes(sizes.dtype))
+
+    def tile(self, sizes: ScanSizes) -> int:
+        """Return the elements of a tile."""
+        return self.threads * self.width(sizes) * self.unroll
+
+    def tiles(self, sizes: ScanSizes) -> int:
+        """Return the tiles of a row."""
+        return -(-sizes.extent // self.tile(sizes))
+
+    def groups(self, sizes: ScanSizes) -> int:
+        """Return the groups of tiles of a row."""
+        return -(-self.tiles(sizes) // self.group)
+
+    def words(self, sizes: ScanSizes) -> int:
+        """Return the words that thread blocks exchange: a sum of each tile and of each group, and how many tiles are taken."""
+        return sizes.outer * (self.tiles(sizes) + self.groups(sizes)) + 1
+
+    def blocks(self, sizes: ScanSizes, gpu: Gpu) -> int:
+        """Return the thread blocks: each adds up one tile, where sums are ahead, and scans one; those that stay fill the GPU."""
+        tiles = sizes.outer * self.tiles(sizes)
+        return min(tiles, self.ctas_per_sm(sizes, gpu) * gpu.sm_count) if self.stay else tiles + self.ahead
+
+    def looks(self, sizes: ScanSizes) -> int:
+        """Return the words at which a thread looks at most."""
+        far = max(0, self.groups(sizes) - 1 - self.lag)
+        return -(-(far + min((self.lag + 1) * self.group, self.tiles(sizes)) - 1) // self.threads)
+
+    def smem_sums(self, sizes: ScanSizes) -> int:
+        """Return the words of 4 bytes of shared memory: sums of warps, which tile it is, and the vectors that are kept."""
+        return SMEM_SUMS + self.kept * self.threads * self.width(sizes) * dtype_bytes(sizes.dtype) // SUM_BYTES
+
+    def ctas_per_sm(self, sizes: ScanSizes, gpu: Gpu) -> int:
+        """Return the thread blocks for which an SM has registers, 64 a thread, and shared memory."""
+        by_smem = gpu.smem_per_sm_bytes // (self.smem_sums(sizes) * SUM_BYTES + gpu.smem_reserved_per_block_bytes)
+        return max(1, min(RESIDENT_THREADS // self.threads, by_smem))
+
+    def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
+        """Say whether kernels with these parameters can be built: a sum and a flag are one word, threads have room for what they hold."""
+        return (
+            takes(sizes)
+            and sizes.inner == 1
+            and dtype_bytes(sizes.dtype) <= SUM_BYTES
+            and self.threads % WARP_LANES == 0
+            and 0 < self.threads <= gpu.max_threads_per_block
+            and 1 <= self.held <= MAX_ONCE_UNROLL
+            and 0 <= self.kept <= MAX_KEPT
+            and (not self.kept or (gpu.async_copy and self.width(sizes) * dtype_bytes(sizes.dtype) >= SUM_BYTES))
+            and self.smem_sums(sizes) * SUM_BYTES <= gpu.smem_per_block_optin_bytes
+            and self.tiles(sizes) > 1
+            and self.group >= 1
+            and self.lag >= 1
+            and 0 <= self.ahead <= sizes.outer * self.tiles(sizes)
+            and self.stream in {0, 1}
+            and self.stay in {0, 1}
+            and (not self.stay or (self.kept == self.held and not self.ahead))
+            and self.looks(sizes) <= MAX_HELD_LOOKS
         )
 
 

@@ -283,7 +283,7 @@ def _binary(i: Instruction) -> str:
 
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*"}
-_SCOPES = r"(\.(relaxed|release|acquire|acq_rel|sc|weak|volatile|cta|cluster|gpu|sys|aligned|nc|L1::\w+|L2::\w+))*"
+_SCOPES = r"(\.(relaxed|release|acquire|acq_rel|sc|weak|volatile|cta|cluster|gpu|sys|aligned|nc|cs|L1::\w+|L2::\w+))*"
 _HINTS = r"(\.(L2::cache_hint|L2::\w+|bulk_group|tile|cta_group::1))*"
 _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
     (re.compile(pattern), call)

@@ -29,7 +29,7 @@ RUNNING = """Access out;
         }"""
 """A vector of the results of neighbouring columns, in `out`: `running` has what comes before it."""
 
-_ROW_PARTS = """
+BEFORE_ME = """
 // Return the sum of all threads before this one, and leave the sum of all in `all`.
 __device__ __forceinline__ Sum before_me(Sum own, Sum* cells, int thread, Sum& all) {
   int lane = thread % 32, warp = thread / 32;
@@ -52,6 +52,10 @@ __device__ __forceinline__ Sum before_me(Sum own, Sum* cells, int thread, Sum& a
   Sum back = __shfl_up_sync(0xffffffffu, upto, 1);
   return (warp ? base : Sum(0)) + (lane ? back : Sum(0));
 }
+"""
+"""A thread block's scan of one sum of each thread; `cells` are 32 sums in shared memory."""
+
+_ROW_PARTS = """\
 // For each vector of this thread, return the sum of all before it in `before`, and leave the sum of all in `all`.
 __device__ __forceinline__ void before_each(const Sum (&own)[U], Sum (&before)[U], Sum* cells, int thread, Sum& all) {
   int lane = thread % 32, warp = thread / 32;
@@ -284,7 +288,7 @@ def scan_source(spec: ScanSpec, params: GpuScanParams) -> str:
 def row_parts(spec: ScanSpec, params: GpuScanParams, *, all_there: bool) -> str:
     """Return the text of a thread's vectors of a row, of which none lies beyond it where all are there."""
     nbytes = params.width(spec.sizes) * dtype_bytes(spec.dtype)
-    return filled(_ROW_PARTS, all_there=all_there, put=_PUT.get(nbytes, "*to = all;"))
+    return filled(BEFORE_ME + _ROW_PARTS, all_there=all_there, put=_PUT.get(nbytes, "*to = all;"))
 
 
 def constants_of(spec: ScanSpec, params: GpuScanParams) -> str:

@@ -56,8 +56,8 @@ def test_whichever_thread_block_is_first_the_bits_are_the_same() -> None:
 @needs_nvcc
 def test_long_rows_are_scanned_in_one_pass_too(tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(shape=(1 << 25,)))
-    proposals = [proposal.candidate for proposal in policy.propose(iter_space(mod), H200, 8)]
-    assert {candidate.template for candidate in proposals} == {"gpu_scan", "gpu_scan_once"}
+    proposals = [proposal.candidate for proposal in policy.propose(iter_space(mod), H200, 16)]
+    assert {candidate.template for candidate in proposals} == {"gpu_scan", "gpu_scan_once", "gpu_scan_tiles"}
     once = next(candidate for candidate in proposals if candidate.template == "gpu_scan_once")
     kernel = template.apply(mod, dict(once.params), H200)
     launches = cuda.compile_cuda_object(kernel, H200, "kernel", LocalStore(tmp_path)).launches
