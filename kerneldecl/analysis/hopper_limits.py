@@ -27,7 +27,7 @@ MAX_MULTICAST_CLUSTER = 4
 
 SM_REGISTERS = 65536
 """32-bit registers of an SM (CUDA programming guide, compute capability 9.0)."""
-MAX_ACCUM_REGISTERS = {1: 192, 2: 192, 3: 104}
+MAX_ACCUM_REGISTERS = {1: 192, 2: 192, 3: 104, 4: 48}
 """Hard limit: registers per thread that may hold accumulators, by the number of consumer warpgroups. Above it kernels spill, since the
 rest hold addresses and the epilogue. Templates refuse more."""
 PREFERRED_ACCUM_REGISTERS = {**MAX_ACCUM_REGISTERS, 2: 160}

@@ -35,10 +35,10 @@ TEMPLATES = (TEMPLATE,)
 KINDS = ("cuda",)
 HAS_TRACES = False
 
-TILES = ((64, 1), (128, 1), (128, 2), (256, 2), (192, 3))
+TILES = ((64, 1), (128, 1), (128, 2), (256, 2), (192, 3), (256, 4))
 """Values of `block_m` and `consumers`."""
 BLOCK_K = (TILE_K, 2 * TILE_K)
-MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 64}
+MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 64, 4: 32}
 """Accumulators of a thread at most, by consumers: beside them are two sets of registers for dequantised weights."""
 MAX_WORKSPACE_ACCUMULATORS = 96
 """Accumulators of a thread at most where CTAs share k by a workspace and groups have 16 weights: with 128, their scales' registers spill

@@ -9,7 +9,7 @@ The operands are exchanged: the GEMM's n are rows of tiles, its m columns.
 Parameters, as of `wgmma_matmul`:
   block_m       rows of a tile: 64 or 128 for each consumer
   block_n       columns of a tile: a multiple of 8 up to 256
-  consumers     1 to 3 consumer warpgroups of 128 threads
+  consumers     1 to 4 consumer warpgroups of 128 threads
   block_k       elements of a k-tile along k: 64 or 128
   stages        2 to 12 k-tiles of both operands in shared memory at once
   cluster_m     1, 2 or 4: CTAs of a cluster along n of the GEMM, which share activations by TMA multicast; 1 with split-K of a cluster
@@ -31,7 +31,6 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.hopper_limits import TMA_SMEM_ALIGN_BYTES
 from kerneldecl.analysis.packed_weights import TILE_K
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.epilogue import gemm_epilogue
@@ -67,7 +66,7 @@ def kernel_of(problem: QuantizedGemm, params: GemmParams, block_k: int, arch: Ar
         return None
     a = packed_operand(problem.weights, params.block_m, parts)
     scales, zeros = factors_of(problem.weights, params.block_m, parts)
-    stage_bytes = sum(max(operand.stage_bytes, TMA_SMEM_ALIGN_BYTES) for operand in (a, b, scales, zeros) if operand is not None)
+    stage_bytes = sum(operand.aligned_bytes for operand in (a, b, scales, zeros) if operand is not None)
     accum_dtype = gemm.contraction.accum_dtype
     if not params.fits(gemm.a.dtype, accum_dtype, k_tiles, stage_bytes):
         return None

@@ -208,8 +208,7 @@ def _reduce_split_k(cta, consumer):
 
 def _alloc_stages(pool: Any, stages: int, factor: Operand) -> Any:
     """Allocate stages of scales or zero points in shared memory, each where TMA's boxes may start."""
-    elements = max(factor.stage_bytes, TMA_SMEM_ALIGN_BYTES) // factor.item_bytes
-    return pool.alloc((stages, elements), factor.dtype, align=TMA_SMEM_ALIGN_BYTES)
+    return pool.alloc((stages, factor.aligned_bytes // factor.item_bytes), factor.dtype, align=TMA_SMEM_ALIGN_BYTES)
 
 
 def _alloc_partials(pool: Any, kernel: GemmKernel) -> Any:

@@ -18,6 +18,7 @@ from kerneldecl.analysis.hopper_limits import (
     MMA_TILE_ROWS,
     SWIZZLE_ROWS,
     TMA_ALIGN_BYTES,
+    TMA_SMEM_ALIGN_BYTES,
 )
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.read_gemm import Matrix
@@ -132,6 +133,11 @@ class Operand:
     @property
     def stage_bytes(self) -> int:
         return self.stage_rows * self.row_bytes
+
+    @property
+    def aligned_bytes(self) -> int:
+        """Return the bytes from one stage to the next where TMA's boxes may start there."""
+        return -(-self.stage_bytes // TMA_SMEM_ALIGN_BYTES) * TMA_SMEM_ALIGN_BYTES
 
     @property
     def row_elements(self) -> int:

@@ -27,10 +27,10 @@ from kerneldecl.analysis.params import CONV_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register, wgmma_instructions
 from kerneldecl.model import Value
 
-SETMAXNREG = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
+SETMAXNREG = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
 """Registers of a producer thread and of a consumer thread (setmaxnreg, multiples of 8) by the number of consumer warpgroups: 64 K are for
 the whole SM; 0 leaves them as they are."""
-SETMAXNREG_VIA_REGISTERS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
+SETMAXNREG_VIA_REGISTERS = {1: (0, 0), 2: (104, 200), 3: (80, 144), 4: (64, 104)}
 """The same, where producer threads load operands through registers."""
 
 

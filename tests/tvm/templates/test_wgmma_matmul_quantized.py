@@ -59,6 +59,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {"m": 70, "n": 256, "k": 512, "group": 32, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
         {"block_m": 128, "block_n": 80, "consumers": 2, "stages": 3, "block_k": 128},
     ),
+    "zero points of 192 rows": (
+        "quantized",
+        {"m": 40, "n": 384, "k": 512, "zero_points": True},
+        {"block_m": 192, "block_n": 40, "consumers": 3},
+    ),
+    "four consumers, workspace": (
+        "quantized",
+        {"m": 61, "n": 512, "k": 640, "epilogue": ("bias", "relu")},
+        {"block_m": 256, "block_n": 64, "consumers": 4, "block_k": 128, "split_k": 2, "workspace": 1, "stages": 3, "pdl": 1},
+    ),
+    "four consumers, split-K": (
+        "quantized",
+        {"m": 30, "n": 320, "k": 512, "zero_points": True},
+        {"block_m": 256, "block_n": 32, "consumers": 4, "split_k": 2, "stages": 3},
+    ),
     "MXFP4, one row": ("quantized", {**MXFP4, "m": 1, "n": 128, "k": 256}, {}),
     "MXFP4, bfloat16, k-tiles of 128, two MMA tiles, split-K": (
         "quantized",
