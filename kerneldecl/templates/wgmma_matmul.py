@@ -8,7 +8,7 @@ Parameters:
   block_m          rows of a tile: 64 or 128 (one or two MMA tiles) for each consumer that works on it
   block_n          columns of a tile: a multiple of 8 up to 256. A thread has an accumulator for each 128 elements of its consumer's
                    part of a tile, in at most 192, 192 or 104 registers with 1, 2 or 3 consumers; two of float16 share a register
-  consumers        1 to 3 consumer warpgroups of 128 threads; one more is the producer
+  consumers        1 to 4 consumer warpgroups of 128 threads; one more is the producer
   stages           2 to 12 k-tiles of both operands in shared memory at once; a k-tile has 128 bytes of k
   cluster_m        1, 2 or 4: CTAs of a cluster along m, which share tiles of B by TMA multicast
   cluster_n        1, 2 or 4: CTAs of a cluster along n, which share tiles of A; the two make at most 4. A shared tile is cut in TMA
