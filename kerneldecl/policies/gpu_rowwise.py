@@ -121,7 +121,8 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * (1.0 if is_kept else lines),
             moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0)
             + LINE_SHARE * moved_bytes(space) * lines,
-            rounds=(kept_rounds if is_kept else steps * passes) + WEIGHTS_SHARE * (load_rounds(weights * steps, width * element) if weights else 0),
+            rounds=(kept_rounds if is_kept else steps * passes)
+            + WEIGHTS_SHARE * (load_rounds(weights * steps, width * element) if weights else 0),
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
             serial_cycles=element_cycles * steps * width + shuffles * SHUFFLE_CYCLES + bounded,
             warp_cycles=WARP_CYCLES,
