@@ -205,11 +205,12 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     loads = steps * (tiling.tile + rows.operands - 1)
     is_even = vectors % (tiling.chunks * tiling.threads * min(tiling.unroll, steps)) == 0
     # What unrolled turns leave is a loop of its own: a sum of 9360 float16 by 512 threads, five loads each, took 2.9 us instead of 1.3.
-    has_rest = int(not is_even and rows.operands == 1 and steps > tiling.unroll and steps % tiling.unroll > 0)
+    has_rest = int(not is_even and steps > tiling.unroll and steps % tiling.unroll > 0)
     # Lanes without a vector in the last step wait for the others; loads that bounds exclude of the last turn are issued, too.
     slots = steps if is_even or steps <= tiling.unroll else -(-steps // tiling.unroll) * tiling.unroll
     waste = slots * tiling.threads * tiling.chunks / vectors
-    branches = rows.operands * int(not is_even and rows.operands <= 2 and (steps == 1 or access_bytes == VECTOR_BYTES))
+    is_branched = not is_even and rows.operands <= 2 and (steps == 1 or access_bytes == VECTOR_BYTES or tiling.tile > 1)
+    branches = (1 if rows.operands == 1 else loads) * is_branched
     return Work(
         blocks=-(-rows.row_count // tiling.tile * tiling.chunks // tiling.rows),
         threads=tiling.threads * tiling.rows,
@@ -224,7 +225,7 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         # one access, its neighbours' are as far from one another, each in a line of its own.
         moved_smem_bytes=rows.points * rows.element
         + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
-        rounds=load_rounds(loads, access_bytes, 0 if is_even else -(-steps // tiling.unroll)) + has_rest,
+        rounds=load_rounds(loads, access_bytes, 0 if is_even or steps % tiling.unroll == 0 else -(-steps // tiling.unroll)) + has_rest,
         barriers=2 * tiling.tile if tiling.threads > gpu.warp_size else 0,
         serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width + branches * BRANCH_CYCLES,
         warp_cycles=WARP_CYCLES,
