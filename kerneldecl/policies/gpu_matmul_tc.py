@@ -28,7 +28,9 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     split_k_choices,
 )
 from kerneldecl.policies.gpu.tensor_core_model import (
+    DOUBLE_BUFFER_CYCLES,
     MMA_LATENCY_CYCLES,
+    ODD_RESULT_CYCLES,
     ROUNDED_DOWN,
     SMEM_EPILOGUE_CYCLES,
     STORED_BYTES_PER_CYCLE,
@@ -67,6 +69,8 @@ SAME_TILE = 4
 """Candidates of one tile that are proposed."""
 NARROW = 32
 """Rows or columns of a tile up to which it waits more than it computes, and takes longer k-tiles."""
+PAIR_BYTES = 4
+"""Bytes of two neighbouring results of a lane, which it stores at once where they are aligned."""
 OTHER_REGISTERS = 48
 """Registers of a thread besides accumulators and fragments: addresses and counters. Kernels compiled for sm_90 have 40 to 60."""
 SPLIT_K_LAUNCH_FRACTION = 0.55
@@ -268,6 +272,8 @@ def _estimate(setting: _Setting, layout: GemmTcParams) -> Estimate:
     block_m, block_n = layout.block_m, layout.block_n
     stored_bytes = _stored_bytes(gemm, layout, is_through_smem=bool(layout.smem_epilogue))
     grid = _grid(setting, layout, layout.stages, stored_bytes)
+    waited = grid.residual_cycles + _odd_results_cycles(gemm, layout) + layout.double_buffer * DOUBLE_BUFFER_CYCLES
+    grid = grid._replace(residual_cycles=waited)
     at_once = max(1, grid.resident) * gpu.sm_count
     raster_group = raster_group_of(-(-m // block_m), -(-n // block_n), at_once, block_m, block_n)
     tiling = layout._replace(raster_group=raster_group)
@@ -289,6 +295,13 @@ def _grid(setting: _Setting, tiling: GemmTcParams, stages: int, stored_bytes: fl
         epilogue_cycles=stored_cycles + tiling.smem_epilogue * SMEM_EPILOGUE_CYCLES,
         residual_cycles=residual_cycles(results, is_through_smem=bool(tiling.smem_epilogue)) if loads_residual else 0.0,
     )
+
+
+def _odd_results_cycles(gemm: Contraction, tiling: GemmTcParams) -> float:
+    """Return the cycles in which a thread waits for stores of single results, of rows whose pairs are not aligned."""
+    is_odd = gemm.extents[2] * dtype_bytes(gemm.a.dtype) % PAIR_BYTES > 0
+    is_direct = tiling.split_k == 1 and not tiling.smem_epilogue
+    return is_odd * is_direct * ODD_RESULT_CYCLES * tiling.block_m * tiling.block_n / (tiling.warps * WARP_LANES)
 
 
 def _l2_secs(gpu: Gpu, grid: Grid, k_tile: KTile, stored_bytes: float) -> float:
