@@ -299,7 +299,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
         vectors, is_narrow = columns // width, width * element < NARROW_BYTES
         sides = _sides(vectors, threads // rows)
         is_converted = len(block.reads) == 1 and element < 4
-        is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and len(block.reads) == 1
+        is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and not is_padded(block)
         for side, unroll in itertools.product(sides, NARROW_UNROLL if is_narrow else UNROLL):
             smem_bytes = rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0
             if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
