@@ -35,8 +35,8 @@ MOST_WAVES = 8
 """Thread blocks of the columns' parts for each SM at most."""
 OTHER_REGISTERS = 32
 START_CYCLES = 3500.0
-"""Cycles of a thread for its row's place, its first windows and what is left at both ends, one after another: 45 kernels of three GEMVs, of 1
-to 30 us, took 2.1, 1.4 and 1.1 times as long as predicted without (seed 43, H200, 2026-11)."""
+"""Cycles of a thread for its row's place, its first windows and what is left at both ends, one after another: 45 kernels of three GEMVs
+took 2.1, 1.4 and 1.1 times as long as predicted without (seed 43, H200, 2026-11)."""
 WINDOW_FLOPS = 60.0
 """Operations for each window of x: it is cut out of two vectors, each chosen among what x has."""
 
