@@ -34,6 +34,9 @@ FEW_PARTS = (1, 2, 4, 8, 16)
 MOST_WAVES = 8
 """Thread blocks of the columns' parts for each SM at most."""
 OTHER_REGISTERS = 32
+START_CYCLES = 3500.0
+"""Cycles of a thread for its row's place, its first windows and what is left at both ends, one after another: 45 kernels of three GEMVs
+took 2.1, 1.4 and 1.1 times as long as predicted without (seed 43, H200, 2026-11)."""
 WINDOW_FLOPS = 60.0
 """Operations for each window of x: it is cut out of two vectors, each chosen among what x has."""
 
@@ -102,6 +105,7 @@ def _works(sizes: GemvSizes, params: GemvParams, gpu: Gpu) -> tuple[Work, ...]:
         moved_smem_bytes=points * item * (1 + 2 / params.tile),
         rounds=load_rounds(loads, 4 * item if loads > steps * 2 else 16, -(-steps // params.unroll)),
         barriers=int(params.lanes > WARP_LANES or smem > 0),
+        serial_cycles=START_CYCLES,
         warp_cycles=WARP_CYCLES,
     )
     if params.parts == 1:

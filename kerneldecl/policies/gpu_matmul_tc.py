@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,9 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     split_k_choices,
 )
 from kerneldecl.policies.gpu.tensor_core_model import (
+    DOUBLE_BUFFER_CYCLES,
     MMA_LATENCY_CYCLES,
+    ODD_RESULT_CYCLES,
     ROUNDED_DOWN,
     SMEM_EPILOGUE_CYCLES,
     STORED_BYTES_PER_CYCLE,
@@ -45,7 +48,7 @@ from kerneldecl.policies.gpu.tensor_core_model import (
     start_secs,
 )
 from kerneldecl.policies.gpu.tile_copies import copy_cost, is_uneven
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, LINE_BYTES, SM_BYTES_PER_CLOCK, occupancy, p_norm
 from kerneldecl.policies.hopper.operands import has_residual
 
 TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
@@ -67,6 +70,8 @@ SAME_TILE = 4
 """Candidates of one tile that are proposed."""
 NARROW = 32
 """Rows or columns of a tile up to which it waits more than it computes, and takes longer k-tiles."""
+PAIR_BYTES = 4
+"""Bytes of two neighbouring results of a lane, which it stores at once where they are aligned."""
 OTHER_REGISTERS = 48
 """Registers of a thread besides accumulators and fragments: addresses and counters. Kernels compiled for sm_90 have 40 to 60."""
 SPLIT_K_LAUNCH_FRACTION = 0.55
@@ -268,6 +273,8 @@ def _estimate(setting: _Setting, layout: GemmTcParams) -> Estimate:
     block_m, block_n = layout.block_m, layout.block_n
     stored_bytes = _stored_bytes(gemm, layout, is_through_smem=bool(layout.smem_epilogue))
     grid = _grid(setting, layout, layout.stages, stored_bytes)
+    waited = grid.residual_cycles + _odd_results_cycles(gemm, layout) + layout.double_buffer * DOUBLE_BUFFER_CYCLES
+    grid = grid._replace(epilogue_cycles=grid.epilogue_cycles * _line_share(gemm, layout), residual_cycles=waited)
     at_once = max(1, grid.resident) * gpu.sm_count
     raster_group = raster_group_of(-(-m // block_m), -(-n // block_n), at_once, block_m, block_n)
     tiling = layout._replace(raster_group=raster_group)
@@ -289,6 +296,25 @@ def _grid(setting: _Setting, tiling: GemmTcParams, stages: int, stored_bytes: fl
         epilogue_cycles=stored_cycles + tiling.smem_epilogue * SMEM_EPILOGUE_CYCLES,
         residual_cycles=residual_cycles(results, is_through_smem=bool(tiling.smem_epilogue)) if loads_residual else 0.0,
     )
+
+
+def _result_bytes(gemm: Contraction, tiling: GemmTcParams) -> int:
+    """Return the bytes of a result that a block stores: those of the operands, two at least, or of accumulators with split-K."""
+    return dtype_bytes(gemm.accum_dtype) if tiling.split_k > 1 else max(2, dtype_bytes(gemm.a.dtype))
+
+
+def _line_share(gemm: Contraction, tiling: GemmTcParams) -> float:
+    """Return how many bytes the lines have that rows of a tile of results touch, for each byte of them."""
+    result_bytes, n = _result_bytes(gemm, tiling), gemm.extents[2]
+    piece, row = min(tiling.block_n, n) * result_bytes, n * result_bytes
+    return (piece + LINE_BYTES - math.gcd(piece, row, LINE_BYTES)) / piece
+
+
+def _odd_results_cycles(gemm: Contraction, tiling: GemmTcParams) -> float:
+    """Return the cycles in which a thread waits for stores of single results, of rows whose pairs are not aligned."""
+    is_odd = gemm.extents[2] * _result_bytes(gemm, tiling) % PAIR_BYTES > 0
+    is_direct = tiling.split_k == 1 and not tiling.smem_epilogue
+    return is_odd * is_direct * ODD_RESULT_CYCLES * tiling.block_m * tiling.block_n / (tiling.warps * WARP_LANES)
 
 
 def _l2_secs(gpu: Gpu, grid: Grid, k_tile: KTile, stored_bytes: float) -> float:

@@ -56,6 +56,10 @@ Fitted to GEMVs on an H200."""
 TILE_COST = 0.08
 """Part of DRAM's time that threads with several rows take longer: each warp then reads as many rows of DRAM at once. GEMVs of 33 and 47 MB
 took 1.1 to 1.2 times as long so (H200, 2026-11)."""
+PIECE_BYTES, PIECE_COST = 1024, 0.02
+"""Bytes of a row that its threads read at once, and the part of DRAM's time by which less takes longer, each time half as much: a warp then
+reads several rows of DRAM at once. GEMVs of 134 and 537 MB took 1 % more by 64 threads instead of 128, 4 % by 16; sums of 34 MB 5 % by 16
+instead of 32 (H200, 2026-11)."""
 ENOUGH_UNROLLED = 4
 """Loads that are unrolled where a thread has so many: nvcc unrolls what is left of the loop by itself."""
 WIDE_COLUMNS, WIDE_COLUMNS_COST = 8, 0.08
@@ -71,8 +75,9 @@ CHUNK_CYCLES = 120.0
 """Cycles of a lane for each chunk that it adds up in the second kernel: 92 to 442 chunks of 125 and 176 columns took 0.06 us for each of
 3 to 14 a lane (two operators, H200, 2026-11)."""
 BRANCH_CYCLES = 200.0
-"""Cycles that a thread waits more where the loads of a product's two operands are two branches: those of a single turn with bounds, or of
-whole 16 bytes with bounds. GEMVs of 72 to 7560 columns took 0.2 to 0.4 us more so (four operators, H200, 2026-11)."""
+"""Cycles that a thread waits more for each load of a product's two operands that is a branch: those of a single turn with bounds, of
+whole 16 bytes with bounds, or of several rows with bounds. GEMVs of 72 to 7560 columns took 0.2 to 0.4 us more so (four operators), four of
+1240 to 2744 columns 0.4 to 1.2 us by 16 bytes or two rows a thread (seed 43, H200, 2026-11)."""
 UNPACK_FLOPS = 16.0
 """Operations that unpack and convert an element of 4 bits, as of the times of GEMVs with bfloat16 vectors (H200, 2026-11)."""
 
@@ -204,12 +209,17 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     steps = -(-vectors // (tiling.chunks * tiling.threads))
     loads = steps * (tiling.tile + rows.operands - 1)
     is_even = vectors % (tiling.chunks * tiling.threads * min(tiling.unroll, steps)) == 0
-    # What unrolled turns leave is a loop of its own: a sum of 9360 float16 by 512 threads, five loads each, took 2.9 us instead of 1.3.
-    has_rest = int(not is_even and rows.operands == 1 and steps > tiling.unroll and steps % tiling.unroll > 0)
+    # What unrolled turns leave is a loop of its own: a sum of 9360 float16 by 512 threads, five loads each, took 2.9 us instead of 1.3, a
+    # GEMV of 147 columns by 32 threads 2.3 instead of 1.2. Turns without a rest wait as those without bounds: 1967 columns by 128 threads,
+    # four turns, took 2.8 us like two turns of 256.
+    has_rest = not is_even and steps > tiling.unroll and steps % tiling.unroll > 0
+    bounded_turns = -(-steps // tiling.unroll) if has_rest else 0
     # Lanes without a vector in the last step wait for the others; loads that bounds exclude of the last turn are issued, too.
     slots = steps if is_even or steps <= tiling.unroll else -(-steps // tiling.unroll) * tiling.unroll
     waste = slots * tiling.threads * tiling.chunks / vectors
-    branches = rows.operands * int(not is_even and rows.operands <= 2 and (steps == 1 or access_bytes == VECTOR_BYTES))
+    is_branched = not is_even and rows.operands <= 2 and (steps == 1 or access_bytes == VECTOR_BYTES or tiling.tile > 1)
+    branches = (1 if rows.operands == 1 else loads) * is_branched
+    piece = min(tiling.threads, vectors) * access_bytes
     return Work(
         blocks=-(-rows.row_count // tiling.tile * tiling.chunks // tiling.rows),
         threads=tiling.threads * tiling.rows,
@@ -218,13 +228,13 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         + tiling.tile,
         flops=(rows.flops + ACCESS_FLOPS * rows.points / tiling.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
-        dram_bytes=rows.moved_bytes * (1 + TILE_COST * (tiling.tile > 1)),
+        dram_bytes=rows.moved_bytes * (1 + TILE_COST * (tiling.tile > 1) + PIECE_COST * math.log2(max(1.0, PIECE_BYTES / piece))),
         l2_bytes=rows.l2_bytes * waste * max(1.0, SECTOR_BYTES / (min(tiling.threads, vectors) * access_bytes)),
         # Operands that all rows share come from an SM's L1, which is shared memory by another name; where a thread takes more than
         # one access, its neighbours' are as far from one another, each in a line of its own.
         moved_smem_bytes=rows.points * rows.element
         + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
-        rounds=load_rounds(loads, access_bytes, 0 if is_even else -(-steps // tiling.unroll)) + has_rest,
+        rounds=load_rounds(loads, access_bytes, bounded_turns) + has_rest,
         barriers=2 * tiling.tile if tiling.threads > gpu.warp_size else 0,
         serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width + branches * BRANCH_CYCLES,
         warp_cycles=WARP_CYCLES,
@@ -289,7 +299,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
         vectors, is_narrow = columns // width, width * element < NARROW_BYTES
         sides = _sides(vectors, threads // rows)
         is_converted = len(block.reads) == 1 and element < 4
-        is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and len(block.reads) == 1
+        is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and not is_padded(block)
         for side, unroll in itertools.product(sides, NARROW_UNROLL if is_narrow else UNROLL):
             smem_bytes = rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0
             if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:

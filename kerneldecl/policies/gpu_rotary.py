@@ -13,7 +13,7 @@ from kerneldecl.analysis.rotary import RotaryParams, RotarySizes, rotary_of, tak
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_elementwise
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, load_rounds, ranked
 from kerneldecl.policies.gpu_elementwise import OTHER_REGISTERS, UNROLL_COST
 
 TEMPLATES = ("gpu_rotary", "gpu_elementwise")
@@ -57,5 +57,7 @@ def _timed(sizes: RotarySizes, heads: int, gpu: Gpu) -> Iterator[Timed]:
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=(heads_bytes + table_bytes) * (1 + UNROLL_COST * math.log2(heads)),
             l2_bytes=heads_bytes + table_bytes * sizes.heads / heads,
+            # Vectors of both halves of each head, and of their cosines and sines.
+            rounds=load_rounds(2 * heads + 4, width * item),
         )
         yield params._asdict(), (work,)

@@ -22,7 +22,7 @@ from kerneldecl.policies.gpu.time_model import (
     load_rounds,
     ranked,
 )
-from kerneldecl.policies.gpu_reduce import ROW_THREADS, block_rows
+from kerneldecl.policies.gpu_reduce import BRANCH_CYCLES, ROW_THREADS, block_rows
 from kerneldecl.policies.shared.reduction import rowwise_reductions
 from kerneldecl.policies.shared.traffic import largest, moved_bytes, points
 
@@ -94,6 +94,8 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         passes = 1 if is_kept else len(reductions) + 1
         waste = steps * row_threads / vectors
         weights = _weights(space, size)
+        # The row itself, and what is read beside it, such as a mask.
+        streams = len(space.inputs) - weights
         # A row's loads are in flight together, so that what they leave of a line is still in L1.
         lines = max(1.0, LINE_BYTES / (min(row_threads, vectors) * width * element))
         # Threads of several warps meet at barriers instead.
@@ -103,6 +105,10 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
         # Lanes without a vector of a row that takes one turn.
         if steps == 1 and vectors % row_threads and row_threads <= gpu.warp_size:
             bounded += IDLE_LANES_CYCLES
+        # Registers hold all loads of a row without bounds at once. With bounds, those of each operand are a branch.
+        kept_rounds = load_rounds(steps * streams, width * element) if vectors % row_threads else 1
+        if vectors % row_threads and streams > 1:
+            bounded += streams * BRANCH_CYCLES
         if count % rows and row_threads > 1:
             bounded += BOUNDED_ROW_CYCLES * (steps if weights else min(steps, BOUNDED_ROW_LOADS))
         work = Work(
@@ -115,7 +121,8 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * (1.0 if is_kept else lines),
             moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0)
             + LINE_SHARE * moved_bytes(space) * lines,
-            rounds=(1 if is_kept else steps * passes) + WEIGHTS_SHARE * (load_rounds(weights * steps, width * element) if weights else 0),
+            rounds=(kept_rounds if is_kept else steps * passes)
+            + WEIGHTS_SHARE * (load_rounds(weights * steps, width * element) if weights else 0),
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
             serial_cycles=element_cycles * steps * width + shuffles * SHUFFLE_CYCLES + bounded,
             warp_cycles=WARP_CYCLES,
@@ -134,4 +141,6 @@ def _divides_exactly(space: IterSpace) -> bool:
     arguments = {access.operand: access.dtype for block in space.blocks for access in (*block.reads, *block.writes)}
     is_wide = any(dtype_bytes(arguments[name]) > FAST_MATH_BYTES for name in (*space.inputs, *space.outputs))
     last = space.blocks[-1]
-    return is_wide and any(read.operand not in space.inputs and read.shape == last.writes[0].shape for read in last.reads)
+    computed = {read.operand: read.shape for read in last.reads if read.operand not in space.inputs}
+    # A norm's last step may read what was computed for each element alone; a softmax's reads the row's sum as well.
+    return is_wide and len(computed) > 1 and last.writes[0].shape in computed.values()

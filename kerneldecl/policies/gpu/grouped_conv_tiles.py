@@ -14,7 +14,7 @@ from kerneldecl.analysis.grouped_conv_params import PIECE, ConvTile, GroupedConv
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import MMA_LATENCY_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle
-from kerneldecl.policies.gpu.time_model import DRAM_LATENCY_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
+from kerneldecl.policies.gpu.time_model import DRAM_LATENCY_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK, launch_secs, occupancy, p_norm
 
 SIDES = (4, 7, 8, 14, 16, 28, 32, 56)
 """Rows and columns of a tile, besides those that cut an image evenly."""
@@ -101,7 +101,7 @@ def _secs(sizes: GroupedConvSizes, params: GroupedConvParams, gpu: Gpu) -> float
     is_uneven = params.columns % EVEN_COLUMNS > 0 and params.columns < sizes.columns.results
     stored_bytes = params.warp_tiles * N_TILE * dtype_bytes(sizes.out_dtype)
     secs = p_norm(*memory_secs(tile, stored_bytes, gpu), exponent=OVERLAP) + p_norm(sm_secs, latency, exponent=OVERLAP)
-    return secs * (UNEVEN_COLUMNS_FACTOR if is_uneven else 1.0) + gpu.launch_secs
+    return secs * (UNEVEN_COLUMNS_FACTOR if is_uneven else 1.0) + launch_secs(gpu)
 
 
 def memory_secs(tile: ConvTile, stored_bytes: int, gpu: Gpu) -> tuple[float, float, float]:

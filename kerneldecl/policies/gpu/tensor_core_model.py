@@ -67,6 +67,13 @@ RESIDUAL_LOAD_CYCLES, DIRECT_RESIDUAL_SHARE = 400.0, 0.5
 before it. And the part of that for results that do not go through shared memory. Twelve convolutions and GEMMs (H200, 2026-11)."""
 RESIDUAL_VECTOR = 8
 """Elements of such a vector."""
+ODD_RESULT_CYCLES = 120.0
+"""Cycles in which a thread stores each of its results by itself where rows of results are no whole 4 bytes and do not go through shared
+memory: bounds keep the stores apart, and neighbouring lanes write no neighbours. Three GEMMs of 57, 345 and 1075 columns (seed 43, H200,
+2026-11)."""
+DOUBLE_BUFFER_CYCLES = 300.0
+"""Cycles of a block that register double buffering costs at its start and end, where fragments are loaded ahead and multiplied alone:
+seven GEMMs and convolutions of 2 to 4 us took 0.1 to 0.4 us more with it (seed 43, H200, 2026-11)."""
 STORED_BYTES_PER_CYCLE = 12.0
 """Bytes of results that leave an SM in a cycle while all SMs store, measured on an H200; without an epilogue through shared memory lanes
 store half of what L2 takes at once."""

@@ -95,6 +95,8 @@ class Result(NamedTuple):
 
     dtype: str
     has_residual: bool
+    accumulator_secs: float = 0.0
+    """Seconds of a thread for each of its last tile's accumulators, besides stores."""
 
 
 class Problem(NamedTuple):
@@ -109,6 +111,7 @@ class Problem(NamedTuple):
     """Whether TMA loads both operands."""
     is_skinny: bool
     """Whether m or n is at most `SKINNY_EXTENT`."""
+    accumulator_secs: float
     loads_residual: bool
     """Whether the epilogue reads a residual of which TMA may load tiles."""
     is_short: bool
@@ -122,6 +125,7 @@ def problem_of(gemm: Contraction, result: Result, gpu: Gpu, packing_secs: float)
     return Problem(
         gemm=gemm,
         out_dtype=result.dtype,
+        accumulator_secs=result.accumulator_secs,
         loads_residual=result.has_residual,
         gpu=gpu,
         packing_secs=packing_secs,
@@ -374,7 +378,8 @@ def _estimate(problem: Problem, work: _TileWork, tiling: Tiling, pipeline: model
         secs *= model.pdl_factor(problem.gpu, work.cost.grid.tiles * tiling.split_k, pipeline.resident_ctas)
     secs += model.launch_secs(problem.gpu, has_pdl=bool(tiling.pdl))
     secs *= SHARED_A_FACTOR if tiling.cluster_n > 1 else 1.0
-    return Estimate(tiling, secs + problem.packing_secs, _same_tile_key(tiling))
+    secs += problem.packing_secs + problem.accumulator_secs * tiling.thread_accumulators
+    return Estimate(tiling, secs, _same_tile_key(tiling))
 
 
 def _same_tile_key(tiling: Tiling) -> tuple[int, ...]:
