@@ -18,8 +18,8 @@ from tvm.sym import Analyzer
 from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE
 from kerneldecl.compiler.blocks import is_reduction
 
-MAX_EXACT_INTEGER = 2048
-"""Integers up to which float16 has all of them."""
+CENTRE, CENTRE_BITS = 512, 0x6600
+"""An integer x from -512 to 511 added to the bits of 1536 in float16 makes those of 1536 + x: numbers from 1024 to 2047 are 1 apart."""
 
 Element = Callable[[Any, Any], Any]
 """An expression of a row and a place along k."""
@@ -32,6 +32,8 @@ class Factored(NamedTuple):
     """Values, exact in VALUE_DTYPE."""
     scale: Element | None
     """Scales of float32."""
+    stored: Any = None
+    """The buffer [rows, k] whose elements values are, None where they are computed of others."""
 
 
 class ScaledGemm(NamedTuple):
@@ -39,6 +41,7 @@ class ScaledGemm(NamedTuple):
 
     func: Any
     a: Factored
+    """Activations, whose values are stored as they are."""
     b: Factored
     extents: tuple[int, int, int]
     """Extents of m, n and k."""
@@ -67,7 +70,7 @@ def read_scaled(mod: tvm.IRModule) -> ScaledGemm | None:
         return None
     operands = [_factored(load, producers) for load in terms]
     used = [load.source for load in terms if load.source in producers]
-    if operands[0] is None or operands[1] is None or len(used) != len(producers):
+    if operands[0] is None or operands[1] is None or operands[0].stored is None or len(used) != len(producers):
         return None
     own = [*used, gemm.body.buffer]
     rest = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(each) for each in own)]
@@ -99,17 +102,27 @@ def _factored(load: Any, producers: dict[Any, Any]) -> Factored | None:
         value = value.value if isinstance(value, tirx.Cast) else value
     else:
         return None
-    if not _is_exact(value):
+    exact = exact_value(value)
+    if exact is None:
         return None
-    return Factored(_element(tirx.Cast(VALUE_DTYPE, value), axes), None if scale is None else _element(scale, axes))
+    stored = value.source if isinstance(value, TensorLoad) and _is_at(value, axes) else None
+    return Factored(_element(exact, axes), None if scale is None else _element(scale, axes), stored)
 
 
-def _is_exact(value: Any) -> bool:
+def exact_value(value: Any) -> Any | None:
+    """Return a value in VALUE_DTYPE, None where that may not have it.
+
+    Small integers become the last bits of 1536: it has ten of them, and no conversion of integers is as fast as bits and a subtraction.
+    """
     dtype = str(value.ty.dtype)
     if not dtype.startswith(("int", "uint")):
-        return dtype.startswith("float8")
+        return tirx.Cast(VALUE_DTYPE, value) if dtype.startswith("float8") else None
     bounds = Analyzer().const_int_bound(value)
-    return bounds.min_value >= -MAX_EXACT_INTEGER and bounds.max_value <= MAX_EXACT_INTEGER
+    if int(bounds.min_value) < -CENTRE or int(bounds.max_value) >= CENTRE:
+        return None
+    wide = value if dtype == "int32" else tirx.Cast("int32", value)
+    bits = tirx.Cast("uint16", wide + tirx.const(CENTRE_BITS, "int32"))
+    return tirx.reinterpret(VALUE_DTYPE, bits) - tirx.const(1024.0 + CENTRE, VALUE_DTYPE)
 
 
 def _element(expr: Any, axes: tuple[Any, ...]) -> Element:

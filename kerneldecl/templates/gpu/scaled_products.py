@@ -18,7 +18,7 @@ from tvm.sym import Analyzer
 
 from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE
 from kerneldecl.compiler.canonical import canonical_module
-from kerneldecl.templates.gpu.read_scaled import Element, Factored, ScaledGemm
+from kerneldecl.templates.gpu.read_scaled import Element, ScaledGemm, exact_value
 
 # TVMScript has its own decorators.
 # mypy: disable-error-code="untyped-decorator"
@@ -52,13 +52,11 @@ class KTiles:
         m, n, k = self.gemm.extents
         return _is_constant(self.gemm.a.scale, m, k, self.tile[2]) and _is_constant(self.gemm.b.scale, n, k, self.tile[2])
 
-    def value(self, operand: Factored, row: Any, place: Any) -> Any:
-        """Return a value of an operand, zero beyond it."""
-        axis = 0 if operand is self.gemm.a else 1
+    def inside(self, value: Any, axis: int, row: Any, place: Any) -> Any:
+        """Return an element of the operand with axis m (0) or n (1), zero beyond it."""
         (size, padded), (k, padded_k) = ((self.gemm.extents[at], self.padded[at]) for at in (axis, 2))
-        inside = [row < size] * (padded != size) + [place < k] * (padded_k != k)
-        value = operand.values(row, place)
-        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, VALUE_DTYPE)) if inside else value
+        bounds = [row < size] * (padded != size) + [place < k] * (padded_k != k)
+        return tirx.if_then_else(tirx.all(*bounds), value, tirx.const(0, str(value.ty.dtype))) if bounds else value
 
     def factor(self, row: Any, column: Any, place: Any) -> Any:
         """Return the factor of a k-tile's sum, any beyond the operands."""
@@ -95,8 +93,8 @@ def _loads(expr: Any) -> list[Any]:
 def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
     """Return the computation in whole tiles, by k-tiles.
 
-    Blocks are `left` and `right`, values in VALUE_DTYPE, `products` [k-tiles, m, n], `scaled` [m, n], which adds up their scaled sums,
-    `sums`, and those behind the GEMM.
+    Blocks are `stored`, A as it is, `left` and `right`, values in VALUE_DTYPE, `products` [k-tiles, m, n], `scaled` [m, n], which adds up
+    their scaled sums, `sums`, and those behind the GEMM.
     """
     gemm, sums = tiles.gemm, tiles.gemm.sums
     (m, n, _), (rows, columns, depth) = ([T.int64(size) for size in sizes] for sizes in (gemm.extents, tiles.padded))
@@ -104,21 +102,25 @@ def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True, check_well_formed=False)
     def computed() -> None:
+        stored = T.sblock_alloc_buffer((rows, depth), gemm.a.stored.dtype)
         left = T.sblock_alloc_buffer((rows, depth), VALUE_DTYPE)
         right = T.sblock_alloc_buffer((columns, depth), VALUE_DTYPE)
         products = T.sblock_alloc_buffer((count, rows, columns), "float32")
         scaled = T.sblock_alloc_buffer((rows, columns), "float32")
         for i, x in T.grid(rows, depth):
+            with T.sblock("stored"):
+                vi, vx = T.axis.remap("SS", [i, x])
+                T.reads(gemm.a.stored[vi, vx])
+                T.writes(stored[vi, vx])
+                stored[vi, vx] = tiles.inside(gemm.a.stored[vi, vx], 0, vi, vx)
+        for i, x in T.grid(rows, depth):
             with T.sblock("left"):
                 vi, vx = T.axis.remap("SS", [i, x])
-                value = T.meta_var(tiles.value(gemm.a, vi, vx))
-                T.reads(*_loads(value))
-                T.writes(left[vi, vx])
-                left[vi, vx] = value
+                left[vi, vx] = exact_value(stored[vi, vx])
         for j, x in T.grid(columns, depth):
             with T.sblock("right"):
                 vj, vx = T.axis.remap("SS", [j, x])
-                value = T.meta_var(tiles.value(gemm.b, vj, vx))
+                value = T.meta_var(tiles.inside(gemm.b.values(vj, vx), 1, vj, vx))
                 T.reads(*_loads(value))
                 T.writes(right[vj, vx])
                 right[vj, vx] = value
