@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import why_no_tensor_cores
 from kerneldecl.analysis.gpu_limits import WARP_LANES
-from kerneldecl.analysis.params import GemmTcParams
+from kerneldecl.analysis.params import ROW_MULTIPLE, GemmTcParams, row_padding
 from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE, ScaledSizes, scaled_of
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
@@ -29,7 +29,7 @@ BLOCKS_M = (16, 32, 64, 128)
 BLOCKS_N = (32, 64, 128)
 BLOCKS_K = (64, 128)
 WARPS = ((1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4))
-STAGES = (2, 3)
+STAGES = (2, 3, 4)
 MIN_K_TILES = 2
 """K-tiles of a thread block at least, where split-K divides the reduction."""
 SAME_TILE = 3
@@ -38,10 +38,12 @@ OTHER_REGISTERS = 48
 """Registers of a thread besides accumulators and fragments, as of `gpu_matmul_tc`."""
 ISSUE_PER_CYCLE = 128.0
 """Instructions of lanes that an SM starts in a cycle."""
-CONVERT_INSTRUCTIONS = 8.0
-"""Instructions of a lane to load a value, make it float16 and store it: about. Assumed, as the next one: not measured yet."""
+CONVERT_INSTRUCTIONS = 4.0
+"""Instructions of a lane for a value to become float16 in shared memory: nvcc 13.0 gives 3.5 for int4 and int8 of sm_80 and sm_90."""
 SCALE_INSTRUCTIONS = 2.0
 """Instructions of a lane for each sum of a k-tile: it is scaled and added."""
+FACTOR_BYTES = 5
+"""Bytes of a scale and a zero point."""
 K_TILE_CYCLES = 160.0
 """Cycles of a k-tile that no other block's work overlaps, as of `gpu_matmul_tc`."""
 OVERLAP = 4.0
@@ -75,7 +77,10 @@ def tilings(sizes: ScaledSizes, gpu: Gpu) -> Iterator[GemmTcParams]:
         if block_k % FRAGMENT or block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n):
             continue
         rows, columns, k_tiles = -(-m // block_m), -(-n // block_n), -(-k // block_k)
-        for split_k, stages in itertools.product(split_k_choices(rows * columns, k_tiles, MIN_K_TILES, gpu, 2), STAGES):
+        wanted = split_k_choices(rows * columns, k_tiles, MIN_K_TILES, gpu, 2)
+        # Parts of whole k-tiles alone are staged.
+        parts = dict.fromkeys(next(part for part in range(each, 0, -1) if k_tiles % part == 0) for each in wanted)
+        for split_k, stages in itertools.product(parts, STAGES):
             bare = GemmTcParams(block_m, block_n, block_k, warps_m, warps_n, stages, split_k=split_k)
             resident = _resident(sizes, bare, gpu)
             if not resident or -(-k_tiles // split_k) < stages:
@@ -83,14 +88,31 @@ def tilings(sizes: ScaledSizes, gpu: Gpu) -> Iterator[GemmTcParams]:
             group = raster_group_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
             for smem_epilogue in (0, 1):
                 tiling = bare._replace(raster_group=group, smem_epilogue=smem_epilogue)
-                if smem_bytes(sizes, tiling) <= gpu.smem_per_block_optin_bytes:
+                is_small = not is_staged(sizes, tiling, gpu) or static_bytes(sizes, tiling) <= gpu.smem_per_block_bytes
+                if is_small and smem_bytes(sizes, tiling, gpu) <= gpu.smem_per_block_optin_bytes:
                     yield tiling
 
 
-def smem_bytes(sizes: ScaledSizes, tiling: GemmTcParams) -> int:
-    """Return the shared memory of a block: all stages of both operands, or in their place the results of its epilogue."""
-    operands = tiling.stages * (tiling.block_m + tiling.block_n) * tiling.block_k * dtype_bytes(VALUE_DTYPE)
-    return max(operands, tiling.smem_epilogue * epilogue_smem_bytes(sizes.gemm, tiling.block_m, tiling.block_n))
+def is_staged(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> bool:
+    """Say whether values come to shared memory as they are: in several stages, of whole tiles."""
+    _, _, n, k = sizes.gemm.extents
+    return gpu.async_copy and tiling.stages > 1 and not n % tiling.block_n and not k % (tiling.block_k * tiling.split_k)
+
+
+def static_bytes(sizes: ScaledSizes, tiling: GemmTcParams) -> int:
+    """Return the static shared memory of a block: values of all stages as they are, and scales and zero points beside them."""
+    _, m, n, k = sizes.gemm.extents
+    rows = (tiling.block_m, m, sizes.value_bytes[0]), (tiling.block_n, n, sizes.value_bytes[1])
+    return tiling.stages * sum(round(block * tiling.block_k * stored / (size * k)) + FACTOR_BYTES * block for block, size, stored in rows)
+
+
+def smem_bytes(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
+    """Return the shared memory of a block: values as they are, if they are staged, and in float16, or in their place its results."""
+    staged = is_staged(sizes, tiling, gpu)
+    columns = -(-tiling.block_k // ROW_MULTIPLE) * ROW_MULTIPLE + row_padding(dtype_bytes(VALUE_DTYPE))
+    values = (1 if staged else tiling.stages) * (tiling.block_m + tiling.block_n) * columns * dtype_bytes(VALUE_DTYPE)
+    results = tiling.smem_epilogue * epilogue_smem_bytes(sizes.gemm, tiling.block_m, tiling.block_n)
+    return max(values, results) + staged * static_bytes(sizes, tiling)
 
 
 def registers(tiling: GemmTcParams) -> int:
@@ -100,13 +122,13 @@ def registers(tiling: GemmTcParams) -> int:
 
 
 def _resident(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
-    return occupancy(gpu, tiling.warps * WARP_LANES, registers(tiling), smem_bytes(sizes, tiling))
+    return occupancy(gpu, tiling.warps * WARP_LANES, registers(tiling), smem_bytes(sizes, tiling, gpu))
 
 
 def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
     """Return a p-norm of the times of the SMs, of L2 and of DRAM, besides a launch.
 
-    An SM converts, multiplies and scales the k-tiles of its blocks in turn, and waits for a copy's latency where they are few.
+    An SM converts, multiplies and scales the k-tiles of its blocks in turn, and waits for copies where it has few of them.
     """
     _, m, n, k = sizes.gemm.extents
     block_m, block_n, block_k = tiling.block_m, tiling.block_n, tiling.block_k
@@ -115,10 +137,11 @@ def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
     convert = (block_m + block_n) * block_k * CONVERT_INSTRUCTIONS / ISSUE_PER_CYCLE
     scale = block_m * block_n * SCALE_INSTRUCTIONS / ISSUE_PER_CYCLE
     multiply = block_m * block_n * block_k / multiplies_per_cycle(gpu, VALUE_DTYPE, "float32")
-    busy, waiting = convert + scale + multiply, LOAD_CYCLES + K_TILE_CYCLES
+    latency = LOAD_CYCLES / (tiling.stages - 1 if is_staged(sizes, tiling, gpu) else 1)
+    busy, waiting = convert + scale + multiply, K_TILE_CYCLES
     per_sm = -(-blocks // gpu.sm_count)
     resident = min(_resident(sizes, tiling, gpu), per_sm)
-    turn = max(resident * busy, busy + waiting)
+    turn = max(resident * busy, busy + waiting, latency)
     loaded = sum(rows * extent / size for rows, extent, size in zip((block_m, block_n), sizes.value_bytes, (m, n), strict=True))
     results = m * n * (4 * (tiling.split_k + 1) if tiling.split_k > 1 else 2)
     times = (

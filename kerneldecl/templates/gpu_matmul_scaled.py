@@ -12,14 +12,15 @@ Parameters, as of `gpu_matmul_tc`:
   smem_epilogue       1 stores results through shared memory, in whole rows; 0 has each lane store its own
   split_k             parts of k, computed by thread blocks of their own and added by a second kernel
 
-Values become float16 on their way to shared memory, element by element. A thread has twice the accumulators: of a k-tile, and of all.
+Values, zero points and scales come to shared memory as they are, by cp.async, where there are several stages and n and k are whole tiles;
+there values become float16, in memory of one stage. Else they become float16 on their way. A thread has twice the accumulators: of a
+k-tile, and of all.
 
 Returns a module without a trace: the schedule is one of another function, which sums up by k-tiles.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,10 +31,9 @@ from tvm.tirx import For, ForKind, IterVar, Var
 from tvm_ffi import structural
 
 from kerneldecl.analysis.contraction import Contraction, why_no_tensor_cores
-from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.params import ROW_MULTIPLE, GemmTcParams, read_params, row_padding
 from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE
-from kerneldecl.compiler.intrinsics.fragment_loads import LANES, ROWS
+from kerneldecl.compiler.intrinsics.fragment_loads import ROWS
 from kerneldecl.compiler.intrinsics.mma import MmaIntrinsics
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import rasterize, read_gemm, reduce_split_k
@@ -42,18 +42,14 @@ from kerneldecl.templates.gpu.mma_fragments import (
     accumulator_layout,
     intrinsics_of,
     load_fragments,
-    loops_within,
     store_accumulators,
 )
 from kerneldecl.templates.gpu.read_scaled import read_scaled
 from kerneldecl.templates.gpu.scaled_products import KTiles, by_k_tiles
+from kerneldecl.templates.gpu.staged_values import Staging
 from kerneldecl.templates.shared.blocks import attempt
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
-MASKED_VECTOR = 4
-"""Bytes of a vector at most of which some may be beyond the operand: TVM's CUDA has no wider vector of zeros."""
-VALUE_VECTOR = 8
-"""Values that a thread converts at once: 16 bytes of VALUE_DTYPE."""
 BOUND = "kerneldecl.bound"
 """Annotation of a loop with the thread index that it is bound to in the end."""
 
@@ -68,7 +64,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     tiled = KTiles(problem, (tiles.block_m, tiles.block_n, tiles.block_k), tiles.split_k)
     if why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, gemm.extents) or not tiled.shares_scales:
         return None
-    scheduled = attempt(by_k_tiles(tiled), lambda sch: _schedule(sch, gemm, tiles, arch, is_whole=tiled.padded[1:] == problem.extents[1:]))
+    is_staged = arch.the_gpu.async_copy and tiles.stages > 1 and tiled.padded[1:] == problem.extents[1:]
+    scheduled = attempt(by_k_tiles(tiled), lambda sch: _schedule(sch, gemm, tiles, arch, is_staged=is_staged))
     return None if scheduled is None else IRModule({"main": _bound(scheduled.mod["main"])})
 
 
@@ -84,7 +81,7 @@ def _fits(tiles: GemmTcParams, extents: tuple[int, int, int, int]) -> bool:
     )
 
 
-def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch, *, is_whole: bool) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch, *, is_staged: bool) -> bool:
     products, scaled = sch.get_sblock("products"), sch.get_sblock("scaled")
     mma = intrinsics_of(sch, products, gemm, arch.the_gpu, a_k_last=True)
     # 1. Parts of k.
@@ -114,8 +111,9 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch,
     sch.set_scope(products, 0, "local")
     sch.compute_at(products, k)
     fragment, k_step = _fragments(sch, products, tiles, mma)
-    staged = arch.the_gpu.async_copy and tiles.stages > 1 and is_whole
-    copies = [_copy(sch, fragment, (k, name), tiles, (staged, gemm.extents[1] % tiles.block_m != 0)) for name in ("left", "right")]
+    staging = Staging(sch, k, tiles, is_staged)
+    (left, left_copies), (right, right_copies) = (staging.values(name, fragment) for name in ("left", "right"))
+    scale_copies = staging.scales()
     loads = [sch.cache_read(fragment, operand.position, "local") for operand in (gemm.a, gemm.b)]
     for load in loads:
         sch.compute_at(load, k_step)
@@ -129,19 +127,11 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch,
     cleared = sch.decompose_reduction(fragment, k_step)
     sch.transform_layout(cleared, ("write", 0), accumulator_layout(mma.interleaved))
     sch.tensorize(sch.get_loops(sch.get_child_blocks(cleared)[0])[-2], mma.clear)
-    for operand, load, copy, intrinsic in zip((gemm.a, gemm.b), loads, copies, (mma.load_a, mma.load_b), strict=True):
+    for operand, load, copy, intrinsic in zip((gemm.a, gemm.b), loads, (left, right), (mma.load_a, mma.load_b), strict=True):
         load_fragments(sch, load, operand, mma.k, intrinsic)
         sch.storage_align(copy, 0, axis=-2, factor=ROW_MULTIPLE, offset=row_padding(dtype_bytes(operand.dtype)))
     sch.tensorize(fragment, mma.mma)
-    if tiles.stages > 1:
-        last = tiles.stages - 1
-        if staged:
-            sch.annotate(k, "software_pipeline_stage", [0, last, 0, *[last] * 4])
-            sch.annotate(k, "software_pipeline_order", [0, 2, 1, 3, 4, 5, 6])
-            sch.annotate(k, "software_pipeline_async_stages", [0])
-        else:
-            sch.annotate(k, "software_pipeline_stage", [0, 0, *[tiles.stages - 1] * 3])
-            sch.annotate(k, "software_pipeline_order", [0, 1, 2, 3, 4])
+    staging.pipeline((left_copies, right_copies, scale_copies))
     return True
 
 
@@ -153,57 +143,6 @@ def _fragments(sch: Schedule, products: Any, tiles: GemmTcParams, mma: MmaIntrin
     k, k_in = sch.split(k, [tiles.block_k // mma.k, mma.k])
     sch.reorder(k, m, n, m_in, n_in, k_in)
     return sch.blockize(m_in), k
-
-
-def _copy(sch: Schedule, fragment: Any, source: tuple[Any, str], tiles: GemmTcParams, staging: tuple[bool, bool]) -> Any:
-    """Have all threads bring a k-tile of an operand to shared memory in VALUE_DTYPE, several neighbours along k each.
-
-    With `staged`, values come to shared memory as they are, by cp.async, and are converted there. That memory is static: TVM finds no
-    dependence between it and the dynamic one.
-    """
-    (k_loop, name), (staged, is_padded) = source, staging
-    values = sch.get_sblock(name)
-    raw = sch.get_sblock("stored") if name == "left" else sch.cache_read(values, 0, "shared") if staged else None
-    copy = sch.cache_read(fragment, 0 if name == "left" else 1, "shared.dyn")
-    sch.set_scope(values, 0, "local")
-    for block in (copy, values):
-        sch.compute_at(block, k_loop)
-    if raw is not None and not staged:
-        sch.compute_inline(raw)
-    elif raw is not None:
-        sch.set_scope(raw, 0, "shared")
-        sch.compute_at(raw, k_loop)  # while TVM sees which elements of a k-tile there are
-        _spread(sch, raw, k_loop, tiles, MASKED_VECTOR if name == "left" and is_padded else VECTOR_BYTES)
-    lane = _spread_rows(sch, copy, tiles)
-    sch.compute_at(values, lane)
-    for loop in loops_within(sch, values, lane):
-        sch.unroll(loop)
-    return copy
-
-
-def _spread(sch: Schedule, copy: Any, k_loop: Any, tiles: GemmTcParams, most: int) -> None:
-    """Spread a copy over all threads, in vectors of `most` elements at most."""
-    elements = sch.fuse(*loops_within(sch, copy, k_loop))
-    vector = math.gcd(most, max(1, int(sch.get(elements).extent) // (tiles.warps * LANES)))
-    _, warp, lane, element = sch.split(elements, [None, tiles.warps, LANES, vector])
-    sch.bind(warp, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    sch.vectorize(element)
-
-
-def _spread_rows(sch: Schedule, copy: Any, tiles: GemmTcParams) -> Any:
-    """Spread a copy of rows over all threads, in vectors of VALUE_VECTOR at most; return the loop over a warp's lanes."""
-    row, column = sch.get_loops(copy)[-2:]
-    vector = math.gcd(VALUE_VECTOR, max(1, int(sch.get(row).extent) * tiles.block_k // (tiles.warps * LANES)))
-    in_row = math.gcd(tiles.block_k // vector, LANES)
-    _, warp, row_lane = sch.split(row, [None, tiles.warps, LANES // in_row])
-    column, column_lane, element = sch.split(column, [None, in_row, vector])
-    sch.reorder(warp, column, row_lane, column_lane, element)
-    lane = sch.fuse(row_lane, column_lane)
-    sch.bind(warp, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    sch.vectorize(element)
-    return lane
 
 
 def _distribute(sch: Schedule, scaled: Any) -> None:

@@ -52,20 +52,29 @@ class KTiles:
         m, n, k = self.gemm.extents
         return _is_constant(self.gemm.a.scale, m, k, self.tile[2]) and _is_constant(self.gemm.b.scale, n, k, self.tile[2])
 
-    def inside(self, value: Any, axis: int, row: Any, place: Any) -> Any:
-        """Return an element of the operand with axis m (0) or n (1), zero beyond it."""
-        (size, padded), (k, padded_k) = ((self.gemm.extents[at], self.padded[at]) for at in (axis, 2))
-        bounds = [row < size] * (padded != size) + [place < k] * (padded_k != k)
-        return tirx.if_then_else(tirx.all(*bounds), value, tirx.const(0, str(value.ty.dtype))) if bounds else value
+    def stored(self, row: Any, place: Any) -> Any:
+        """Return a value of A as it is stored: beyond its rows any, of which no result depends, and beyond k zero."""
+        m, _, k = self.gemm.extents
+        value = self.gemm.a.stored[row if self.padded[0] == m else tirx.min(row, m - 1), place]
+        return value if self.padded[2] == k else tirx.if_then_else(place < k, value, tirx.const(0, str(value.ty.dtype)))
 
-    def factor(self, row: Any, column: Any, place: Any) -> Any:
-        """Return the factor of a k-tile's sum, any beyond the operands."""
+    def weight(self, column: Any, place: Any) -> Any:
+        """Return a value of B, zero beyond it."""
+        _, n, k = self.gemm.extents
+        bounds = [column < n] * (self.padded[1] != n) + [place < k] * (self.padded[2] != k)
+        value = self.gemm.b.values(column, place)
+        return tirx.if_then_else(tirx.all(*bounds), value, tirx.const(0, VALUE_DTYPE)) if bounds else value
+
+    def scale(self, axis: int, row: Any, place: Any) -> Any:
+        """Return the scale of a k-tile of A (axis 0) or B (axis 1) that begins at a place, any beyond them; 1 where there is none."""
+        scale = (self.gemm.a, self.gemm.b)[axis].scale
+        if scale is None:
+            return tirx.const(1.0, "float32")
+        sizes = ((row, axis), (place, 2))
         at = [
-            index if padded == size else tirx.min(index, size - 1)
-            for index, size, padded in zip((row, column, place), self.gemm.extents, self.padded, strict=True)
+            index if self.padded[axis] == self.gemm.extents[axis] else tirx.min(index, self.gemm.extents[axis] - 1) for index, axis in sizes
         ]
-        scales = [operand.scale(at[axis], at[2]) for axis, operand in enumerate((self.gemm.a, self.gemm.b)) if operand.scale is not None]
-        return scales[0] if len(scales) == 1 else scales[0] * scales[1] if scales else tirx.const(1.0, "float32")
+        return scale(*at)
 
 
 def _is_constant(scale: Element | None, rows: int, k: int, block_k: int) -> bool:
@@ -90,29 +99,36 @@ def _loads(expr: Any) -> list[Any]:
     return found
 
 
-def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
+@T.inline
+def _copy(to, value) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    T.reads(*_loads(value))
+    T.writes(to)
+    to.source[*to.indices] = value
+
+
+def by_k_tiles(tiles: KTiles) -> tvm.IRModule:  # noqa: C901  # one script of all blocks
     """Return the computation in whole tiles, by k-tiles.
 
-    Blocks are `stored`, A as it is, `left` and `right`, values in VALUE_DTYPE, `products` [k-tiles, m, n], `scaled` [m, n], which adds up
-    their scaled sums, `sums`, and those behind the GEMM.
+    Blocks are `stored`, A as it is, `left` and `right`, values in VALUE_DTYPE, `products` [k-tiles, m, n], `left_scales` [k-tiles, m],
+    `right_scales` [k-tiles, n], `scaled` [m, n], which adds up the scaled sums, `sums`, and those behind the GEMM.
     """
     gemm, sums = tiles.gemm, tiles.gemm.sums
     (m, n, _), (rows, columns, depth) = ([T.int64(size) for size in sizes] for sizes in (gemm.extents, tiles.padded))
     count, block_k = T.int64(tiles.count), T.int64(tiles.tile[2])
 
     @T.prim_func(s_tir=True, check_well_formed=False)
-    def computed() -> None:
+    def computed() -> None:  # noqa: C901
         stored = T.sblock_alloc_buffer((rows, depth), gemm.a.stored.dtype)
         left = T.sblock_alloc_buffer((rows, depth), VALUE_DTYPE)
         right = T.sblock_alloc_buffer((columns, depth), VALUE_DTYPE)
         products = T.sblock_alloc_buffer((count, rows, columns), "float32")
+        left_scales = T.sblock_alloc_buffer((count, rows), "float32")
+        right_scales = T.sblock_alloc_buffer((count, columns), "float32")
         scaled = T.sblock_alloc_buffer((rows, columns), "float32")
         for i, x in T.grid(rows, depth):
             with T.sblock("stored"):
                 vi, vx = T.axis.remap("SS", [i, x])
-                T.reads(gemm.a.stored[vi, vx])
-                T.writes(stored[vi, vx])
-                stored[vi, vx] = tiles.inside(gemm.a.stored[vi, vx], 0, vi, vx)
+                _copy(stored[vi, vx], tiles.stored(vi, vx))
         for i, x in T.grid(rows, depth):
             with T.sblock("left"):
                 vi, vx = T.axis.remap("SS", [i, x])
@@ -120,10 +136,7 @@ def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
         for j, x in T.grid(columns, depth):
             with T.sblock("right"):
                 vj, vx = T.axis.remap("SS", [j, x])
-                value = T.meta_var(tiles.inside(gemm.b.values(vj, vx), 1, vj, vx))
-                T.reads(*_loads(value))
-                T.writes(right[vj, vx])
-                right[vj, vx] = value
+                _copy(right[vj, vx], tiles.weight(vj, vx))
         for t, i, j, x in T.grid(count, rows, columns, block_k):
             with T.sblock("products"):
                 vt, vi, vj, vx = T.axis.remap("SSSR", [t, i, j, x])
@@ -131,21 +144,24 @@ def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
                     products[vt, vi, vj] = T.float32(0)
                 at = T.meta_var(vt * block_k + vx)
                 products[vt, vi, vj] = products[vt, vi, vj] + T.Cast("float32", left[vi, at]) * T.Cast("float32", right[vj, at])
+        for t, i in T.grid(count, rows):
+            with T.sblock("left_scales"):
+                vt, vi = T.axis.remap("SS", [t, i])
+                _copy(left_scales[vt, vi], tiles.scale(0, vi, vt * block_k))
+        for t, j in T.grid(count, columns):
+            with T.sblock("right_scales"):
+                vt, vj = T.axis.remap("SS", [t, j])
+                _copy(right_scales[vt, vj], tiles.scale(1, vj, vt * block_k))
         for i, j, t in T.grid(rows, columns, count):
             with T.sblock("scaled"):
                 vi, vj, vt = T.axis.remap("SSR", [i, j, t])
-                factor = T.meta_var(tiles.factor(vi, vj, vt * block_k))
-                T.reads(products[vt, vi, vj], *_loads(factor))
-                T.writes(scaled[vi, vj])
                 with T.init():
                     scaled[vi, vj] = T.float32(0)
-                scaled[vi, vj] = scaled[vi, vj] + products[vt, vi, vj] * factor
+                scaled[vi, vj] = scaled[vi, vj] + products[vt, vi, vj] * (left_scales[vt, vi] * right_scales[vt, vj])
         for i, j in T.grid(m, n):
             with T.sblock("sums"):
                 vi, vj = T.axis.remap("SS", [i, j])
-                T.reads(scaled[vi, vj])
-                T.writes(sums[vi, vj])
-                sums[vi, vj] = scaled[vi, vj]
+                _copy(sums[vi, vj], scaled[vi, vj])
 
     root = computed.body.block
     own = [sums] * (not any(sums.same_as(param) for param in gemm.func.params))
