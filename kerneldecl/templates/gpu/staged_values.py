@@ -19,6 +19,11 @@ from kerneldecl.templates.gpu.mma_fragments import loops_within
 VALUE_VECTOR = 8
 """Values that a thread converts at once: 16 bytes of float16."""
 
+LOADED_VECTOR = 4
+"""Bytes that a thread loads at once: TVM's CUDA has vectors of so many elements of 8 bits of all dtypes."""
+ROWS_DIMENSIONS = 2
+"""Dimensions of values that lie in rows, not packed."""
+
 
 class Staging(NamedTuple):
     """Where copies belong."""
@@ -48,6 +53,8 @@ class Staging(NamedTuple):
         staged = self._staged(sources)  # while TVM sees which elements of a k-tile they are
         lane = self._spread_rows(copy)
         sch.compute_at(values, lane)
+        if self.is_staged and len(sch.get(sources[0]).writes[0].region) == ROWS_DIMENSIONS:
+            self._load_vectors(values, lane)
         for loop in loops_within(sch, values, lane):
             sch.unroll(loop)
         return copy, staged
@@ -86,6 +93,14 @@ class Staging(NamedTuple):
             self.sch.compute_at(block, self.k_loop)
             self._spread(block)
         return len(blocks) * self.is_staged
+
+    def _load_vectors(self, values: Any, lane: Any) -> None:
+        """Have a thread load its neighbours of a row from shared memory at once: nvcc loads bytes one by one."""
+        loaded = self.sch.cache_read(values, 0, "local")
+        self.sch.compute_at(loaded, lane)
+        elements = self.sch.fuse(*loops_within(self.sch, loaded, lane))
+        _, element = self.sch.split(elements, [None, math.gcd(LOADED_VECTOR, int(self.sch.get(elements).extent))])
+        self.sch.vectorize(element)
 
     def _spread(self, copy: Any) -> None:
         """Spread a copy over all threads, in vectors of 4 to 16 bytes."""
