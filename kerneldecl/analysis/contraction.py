@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.analysis.packed_weights import packed_shape
 from kerneldecl.analysis.tensor_cores import FRAGMENT, accumulators, shape_of
 from kerneldecl.model import Access, Block, Gpu, IterSpace, dtype_bytes
 
@@ -85,17 +84,6 @@ def dequantised_operands(space: IterSpace) -> frozenset[int]:
     ]
     computed = {block.writes[0].operand for block in dequantising}
     return frozenset(position for position, access in enumerate(space.blocks[at].reads) if access.operand in computed)
-
-
-def unpacked_operands(space: IterSpace) -> frozenset[int]:
-    """Return the positions of the dequantised operands whose values come from tiles of packed 4-bit weights."""
-    tiled = {
-        block.writes[0].operand
-        for block in space.blocks
-        if not block.is_reduction and any(read.dtype == "uint8" and len(read.shape) == len(packed_shape(0, 0)) for read in block.reads)
-    }
-    reduction = next(block for block in space.blocks if block.is_reduction)
-    return frozenset(at for at in dequantised_operands(space) if reduction.reads[at].operand in tiled)
 
 
 def why_no_tensor_cores(gemm: Contraction, gpu: Gpu) -> str:

@@ -16,6 +16,8 @@ Values, zero points and scales come to shared memory as they are, by cp.async, w
 there values become float16, in memory of one stage. Else they become float16 on their way. A thread has twice the accumulators: of a
 k-tile, and of all.
 
+Copies are asynchronous where code is generated with the pass option in PASS_CONFIG.
+
 Returns a module without a trace: the schedule is one of another function, which sums up by k-tiles.
 """
 

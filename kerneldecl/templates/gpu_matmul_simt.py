@@ -25,8 +25,9 @@ from typing import Any
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import Contraction, Operand, unpacked_operands
+from kerneldecl.analysis.contraction import Contraction, Operand
 from kerneldecl.analysis.params import SIMT_VECTOR, SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams, read_params
+from kerneldecl.analysis.unpacked_operands import unpacked_operands
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (

@@ -69,7 +69,7 @@ def distribute_fragments(sch: Schedule, block: Any, outer_loop: Any, interleaved
     for the second as well. Return the loop around adjacent elements, which `vectorize` makes one access: two, or four where columns
     are interleaved.
     """
-    *outer, row, column = loops_within(sch, block, outer_loop)
+    *outer, row, column = _loops_within(sch, block, outer_loop)
     if interleaved[0]:
         m, m_lane, m_half = sch.split(row, [None, 8, 2])
     else:
@@ -86,7 +86,7 @@ def distribute_fragments(sch: Schedule, block: Any, outer_loop: Any, interleaved
     return n_half
 
 
-def loops_within(sch: Schedule, block: Any, outer: Any) -> list[Any]:
+def _loops_within(sch: Schedule, block: Any, outer: Any) -> list[Any]:
     """Return a block's loops within an outer one."""
     loops: list[Any] = list(sch.get_loops(block))
     return loops[1 + next(at for at, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(outer))) :]
@@ -171,7 +171,7 @@ def _store_through_smem(sch: Schedule, store: Any, loops: tuple[Any, Any], warps
     sch.unroll(sch.get_loops(accum)[-1])
     sch.storage_align(staged, 0, axis=-2, factor=32, offset=8)
     place_store(sch, store, tile)
-    elements = sch.fuse(*loops_within(sch, store, tile))
+    elements = sch.fuse(*_loops_within(sch, store, tile))
     vector = math.gcd(results.gemm.out_contiguous, STORE_VECTOR, VECTOR_BYTES // dtype_bytes(results.gemm.accum_dtype))
     iteration, by_warp, lane, element = sch.split(elements, [None, warps, LANES, vector])
     sch.bind(by_warp, "threadIdx.y")

@@ -6,7 +6,7 @@ Knows nothing of schedules, tensor cores or policies.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 import tvm_ffi
@@ -100,70 +100,130 @@ def _loads(expr: Any) -> list[Any]:
 
 
 @T.inline
-def _copy(to, value) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _assign(to, value) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     T.reads(*_loads(value))
     T.writes(to)
     to.source[*to.indices] = value
 
 
-def by_k_tiles(tiles: KTiles) -> tvm.IRModule:  # noqa: C901  # one script of all blocks
+class _Buffers(NamedTuple):
+    """What is computed between the arguments and the sums."""
+
+    stored: Any
+    left: Any
+    right: Any
+    products: Any
+    left_scales: Any
+    right_scales: Any
+    scaled: Any
+
+    @classmethod
+    def of(cls, tiles: KTiles) -> _Buffers:
+        rows, columns, depth = (T.int64(size) for size in tiles.padded)
+        count, stored = T.int64(tiles.count), str(tiles.gemm.a.stored.dtype)
+        shapes = (rows, depth), (rows, depth), (columns, depth), (count, rows, columns), (count, rows), (count, columns), (rows, columns)
+        dtypes = stored, VALUE_DTYPE, VALUE_DTYPE, *["float32"] * 4
+        named = zip(cls._fields, shapes, dtypes, strict=True)
+        return cls(*(tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in named))
+
+
+def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
     """Return the computation in whole tiles, by k-tiles.
 
     Blocks are `stored`, A as it is, `left` and `right`, values in VALUE_DTYPE, `products` [k-tiles, m, n], `left_scales` [k-tiles, m],
     `right_scales` [k-tiles, n], `scaled` [m, n], which adds up the scaled sums, `sums`, and those behind the GEMM.
     """
-    gemm, sums = tiles.gemm, tiles.gemm.sums
-    (m, n, _), (rows, columns, depth) = ([T.int64(size) for size in sizes] for sizes in (gemm.extents, tiles.padded))
-    count, block_k = T.int64(tiles.count), T.int64(tiles.tile[2])
+    gemm, buffers = tiles.gemm, _Buffers.of(tiles)
+    body = [*_values(tiles, buffers), *_products(tiles, buffers), *_scales(tiles, buffers), *_sums(tiles, buffers), *gemm.rest]
+    own = [gemm.sums] * (not any(gemm.sums.same_as(param) for param in gemm.func.params))
+    whole = SBlock([], [], [], "root", tirx.SeqStmt(body), alloc_buffers=[*buffers, *own, *gemm.buffers])
+    return canonical_module(tirx.PrimFunc(list(gemm.func.params), SBlockRealize([], True, whole)))
+
+
+def _statements(func: Any) -> list[Any]:
+    body = func.body.block.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _values(tiles: KTiles, buffers: _Buffers) -> list[Any]:
+    """Make operands float16: A from a copy of what is stored, B from its arguments."""
+    stored, left, right = buffers[:3]
 
     @T.prim_func(s_tir=True, check_well_formed=False)
-    def computed() -> None:  # noqa: C901
-        stored = T.sblock_alloc_buffer((rows, depth), gemm.a.stored.dtype)
-        left = T.sblock_alloc_buffer((rows, depth), VALUE_DTYPE)
-        right = T.sblock_alloc_buffer((columns, depth), VALUE_DTYPE)
-        products = T.sblock_alloc_buffer((count, rows, columns), "float32")
-        left_scales = T.sblock_alloc_buffer((count, rows), "float32")
-        right_scales = T.sblock_alloc_buffer((count, columns), "float32")
-        scaled = T.sblock_alloc_buffer((rows, columns), "float32")
-        for i, x in T.grid(rows, depth):
+    def values() -> None:
+        for i, x in T.grid(*left.shape):
             with T.sblock("stored"):
                 vi, vx = T.axis.remap("SS", [i, x])
-                _copy(stored[vi, vx], tiles.stored(vi, vx))
-        for i, x in T.grid(rows, depth):
+                _assign(stored[vi, vx], tiles.stored(vi, vx))
+        for i, x in T.grid(*left.shape):
             with T.sblock("left"):
                 vi, vx = T.axis.remap("SS", [i, x])
-                left[vi, vx] = exact_value(stored[vi, vx])
-        for j, x in T.grid(columns, depth):
+                _assign(left[vi, vx], exact_value(stored[vi, vx]))
+        for j, x in T.grid(*right.shape):
             with T.sblock("right"):
                 vj, vx = T.axis.remap("SS", [j, x])
-                _copy(right[vj, vx], tiles.weight(vj, vx))
-        for t, i, j, x in T.grid(count, rows, columns, block_k):
+                _assign(right[vj, vx], tiles.weight(vj, vx))
+
+    return _statements(values)
+
+
+def _products(tiles: KTiles, buffers: _Buffers) -> list[Any]:
+    """Add up the products of a k-tile."""
+    _, left, right, products, *_ = buffers
+    block_k = T.int64(tiles.tile[2])
+
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def added() -> None:
+        for t, i, j, x in T.grid(*products.shape, block_k):
             with T.sblock("products"):
                 vt, vi, vj, vx = T.axis.remap("SSSR", [t, i, j, x])
+                at = T.meta_var(vt * block_k + vx)
+                T.reads(left[vi, at], right[vj, at])
+                T.writes(products[vt, vi, vj])
                 with T.init():
                     products[vt, vi, vj] = T.float32(0)
-                at = T.meta_var(vt * block_k + vx)
                 products[vt, vi, vj] = products[vt, vi, vj] + T.Cast("float32", left[vi, at]) * T.Cast("float32", right[vj, at])
-        for t, i in T.grid(count, rows):
+
+    return _statements(added)
+
+
+def _scales(tiles: KTiles, buffers: _Buffers) -> list[Any]:
+    """Copy the scales of each k-tile's rows and columns."""
+    left_scales, right_scales, block_k = buffers.left_scales, buffers.right_scales, T.int64(tiles.tile[2])
+
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def scales() -> None:
+        for t, i in T.grid(*left_scales.shape):
             with T.sblock("left_scales"):
                 vt, vi = T.axis.remap("SS", [t, i])
-                _copy(left_scales[vt, vi], tiles.scale(0, vi, vt * block_k))
-        for t, j in T.grid(count, columns):
+                _assign(left_scales[vt, vi], tiles.scale(0, vi, vt * block_k))
+        for t, j in T.grid(*right_scales.shape):
             with T.sblock("right_scales"):
                 vt, vj = T.axis.remap("SS", [t, j])
-                _copy(right_scales[vt, vj], tiles.scale(1, vj, vt * block_k))
-        for i, j, t in T.grid(rows, columns, count):
+                _assign(right_scales[vt, vj], tiles.scale(1, vj, vt * block_k))
+
+    return _statements(scales)
+
+
+def _sums(tiles: KTiles, buffers: _Buffers) -> list[Any]:
+    """Scale the sums of k-tiles, and add them up."""
+    *_, products, left_scales, right_scales, scaled = buffers
+    sums, count = tiles.gemm.sums, products.shape[0]
+    m, n, _ = (T.int64(size) for size in tiles.gemm.extents)
+
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def added() -> None:
+        for i, j, t in T.grid(*scaled.shape, count):
             with T.sblock("scaled"):
                 vi, vj, vt = T.axis.remap("SSR", [i, j, t])
+                T.reads(products[vt, vi, vj], left_scales[vt, vi], right_scales[vt, vj])
+                T.writes(scaled[vi, vj])
                 with T.init():
                     scaled[vi, vj] = T.float32(0)
                 scaled[vi, vj] = scaled[vi, vj] + products[vt, vi, vj] * (left_scales[vt, vi] * right_scales[vt, vj])
         for i, j in T.grid(m, n):
             with T.sblock("sums"):
                 vi, vj = T.axis.remap("SS", [i, j])
-                _copy(sums[vi, vj], scaled[vi, vj])
+                _assign(sums[vi, vj], scaled[vi, vj])
 
-    root = computed.body.block
-    own = [sums] * (not any(sums.same_as(param) for param in gemm.func.params))
-    whole = SBlock([], [], [], "root", tirx.SeqStmt([*root.body.seq, *gemm.rest]), alloc_buffers=[*root.alloc_buffers, *own, *gemm.buffers])
-    return canonical_module(tirx.PrimFunc(list(gemm.func.params), SBlockRealize([], True, whole)))
+    return _statements(added)

@@ -14,7 +14,6 @@ from kerneldecl.analysis.gpu_limits import MIN_ASYNC_COPY_BYTES, VECTOR_BYTES
 from kerneldecl.analysis.params import GemmTcParams
 from kerneldecl.compiler.intrinsics.fragment_loads import LANES
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.gpu.mma_fragments import loops_within
 
 VALUE_VECTOR = 8
 """Values that a thread converts at once: 16 bytes of float16."""
@@ -55,7 +54,7 @@ class Staging(NamedTuple):
         sch.compute_at(values, lane)
         if self.is_staged and len(sch.get(sources[0]).writes[0].region) == ROWS_DIMENSIONS:
             self._load_vectors(values, lane)
-        for loop in loops_within(sch, values, lane):
+        for loop in _loops_within(sch, values, lane):
             sch.unroll(loop)
         return copy, staged
 
@@ -98,7 +97,7 @@ class Staging(NamedTuple):
         """Have a thread load its neighbours of a row from shared memory at once: nvcc loads bytes one by one."""
         loaded = self.sch.cache_read(values, 0, "local")
         self.sch.compute_at(loaded, lane)
-        elements = self.sch.fuse(*loops_within(self.sch, loaded, lane))
+        elements = self.sch.fuse(*_loops_within(self.sch, loaded, lane))
         _, element = self.sch.split(elements, [None, math.gcd(LOADED_VECTOR, int(self.sch.get(elements).extent))])
         self.sch.vectorize(element)
 
@@ -106,7 +105,7 @@ class Staging(NamedTuple):
         """Spread a copy over all threads, in vectors of 4 to 16 bytes."""
         sch, threads = self.sch, self.tiles.warps * LANES
         item_bytes = dtype_bytes(str(sch.get(copy).writes[0].source.dtype))
-        elements = sch.fuse(*loops_within(sch, copy, self.k_loop))
+        elements = sch.fuse(*_loops_within(sch, copy, self.k_loop))
         size = int(sch.get(elements).extent)
         least = max(1, MIN_ASYNC_COPY_BYTES // item_bytes)
         vector = math.gcd(VECTOR_BYTES // item_bytes, max(least, size // threads), size)
@@ -130,3 +129,9 @@ class Staging(NamedTuple):
         sch.bind(lane, "threadIdx.x")
         sch.vectorize(element)
         return lane
+
+
+def _loops_within(sch: Schedule, block: Any, outer: Any) -> list[Any]:
+    """Return a block's loops within an outer one."""
+    loops = list(sch.get_loops(block))
+    return loops[1 + next(at for at, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(outer))) :]
