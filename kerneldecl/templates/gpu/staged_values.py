@@ -44,7 +44,7 @@ class Staging(NamedTuple):
         is_left = name == "left"
         sources = [sch.get_sblock("stored")] if is_left else []
         if not is_left and self.is_staged:
-            sources = [sch.cache_read(values, at, "shared") for at in range(len(sch.get(values).reads))]
+            sources = [sch.cache_read(values, at, "shared") for at in _staged_reads(sch.get(values))]
         copy = sch.cache_read(fragment, 0 if is_left else 1, "shared.dyn")
         sch.set_scope(values, 0, "local")
         for block in (copy, values):
@@ -98,18 +98,20 @@ class Staging(NamedTuple):
         loaded = self.sch.cache_read(values, 0, "local")
         self.sch.compute_at(loaded, lane)
         elements = self.sch.fuse(*_loops_within(self.sch, loaded, lane))
-        _, element = self.sch.split(elements, [None, math.gcd(LOADED_VECTOR, int(self.sch.get(elements).extent))])
-        self.sch.vectorize(element)
+        size = int(self.sch.get(elements).extent)
+        if size > LOADED_VECTOR:  # TVM takes an array of one vector for a scalar
+            self.sch.vectorize(self.sch.split(elements, [None, math.gcd(LOADED_VECTOR, size)])[1])
 
     def _spread(self, copy: Any) -> None:
         """Spread a copy over all threads, in vectors of 4 to 16 bytes."""
         sch, threads = self.sch, self.tiles.warps * LANES
         item_bytes = dtype_bytes(str(sch.get(copy).writes[0].source.dtype))
-        elements = sch.fuse(*_loops_within(sch, copy, self.k_loop))
-        size = int(sch.get(elements).extent)
+        *outer, row = _loops_within(sch, copy, self.k_loop)
+        size, length = (math.prod(int(sch.get(loop).extent) for loop in loops) for loops in ((*outer, row), (row,)))
         least = max(1, MIN_ASYNC_COPY_BYTES // item_bytes)
-        vector = math.gcd(VECTOR_BYTES // item_bytes, max(least, size // threads), size)
-        vectors, element = sch.split(elements, [None, vector])
+        vector = math.gcd(VECTOR_BYTES // item_bytes, max(least, size // threads), length)
+        in_row, element = sch.split(row, [None, vector])
+        vectors = sch.fuse(*outer, in_row)
         _, warp, lane = sch.split(vectors, [None, self.tiles.warps, LANES])
         sch.bind(warp, "threadIdx.y")
         sch.bind(lane, "threadIdx.x")
@@ -129,6 +131,12 @@ class Staging(NamedTuple):
         sch.bind(lane, "threadIdx.x")
         sch.vectorize(element)
         return lane
+
+
+def _staged_reads(values: Any) -> list[int]:
+    """Return which operands of the weights are staged: values, and zero points of which neighbouring columns have neighbours."""
+    columns = int(values.writes[0].source.shape[0])
+    return [at for at, read in enumerate(values.reads) if at == 0 or int(read.source.shape[-1]) == columns]
 
 
 def _loops_within(sch: Schedule, block: Any, outer: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from kerneldecl.model import Arch, Candidate, IterSpace, Value
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.plugins.policy_order import standard_order
 
-A100, H200 = (load_arch(REPOSITORY, name) for name in ("a100-80gb", "h200"))
+A100, H200, T4 = (load_arch(REPOSITORY, name) for name in ("a100-80gb", "h200", "t4"))
 SIMT: dict[str, Value] = {"block_m": 16, "block_n": 32, "block_k": 8, "thread_m": 4, "thread_n": 4, "stages": 2, "raster_group": 1}
 
 
@@ -49,6 +49,8 @@ SCALED: list[tuple[Arch, dict[str, Any], dict[str, Value]]] = [
         {"layout": "rows", "scales": "column", "activation_scales": "token", "k": 160, "n": 50},
         {"stages": 2, "split_k": 2, "smem_epilogue": 1},
     ),
+    (A100, {"layout": "packed", "zero_points": True, "scales": "tensor", "m": 5}, {"stages": 2, "block_m": 16, "warps_m": 1}),
+    (T4, {"layout": "packed", "zero_points": True, "activation_scales": "token"}, {"stages": 2}),
     (A100, {"weights": "int8", "zero_points": True, "scales": "block", "n": 100}, {"stages": 2}),
     (H200, {"weights": "float8_e5m2", "scales": "tensor", "dtype": "float8_e4m3fn", "out_dtype": "float32"}, {"stages": 4, "block_k": 32}),
 ]
