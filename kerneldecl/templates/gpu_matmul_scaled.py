@@ -12,7 +12,7 @@ Parameters, as of `gpu_matmul_tc`:
   smem_epilogue       1 stores results through shared memory, in whole rows; 0 has each lane store its own
   split_k             parts of k, computed by thread blocks of their own and added by a second kernel
 
-Values, zero points and scales come to shared memory as they are, by cp.async, where there are several stages and n and k are whole tiles;
+Values, scales and zero points of columns and groups come to shared memory as they are, by cp.async, where there are several stages and n and k are whole tiles;
 there values become float16, in memory of one stage. Else they become float16 on their way. A thread has twice the accumulators: of a
 k-tile, and of all.
 
