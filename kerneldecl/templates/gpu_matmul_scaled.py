@@ -12,9 +12,9 @@ Parameters, as of `gpu_matmul_tc`:
   smem_epilogue       1 stores results through shared memory, in whole rows; 0 has each lane store its own
   split_k             parts of k, computed by thread blocks of their own and added by a second kernel
 
-Values, scales and zero points of columns and groups come to shared memory as they are, by cp.async, where there are several stages and n and k are whole tiles;
-there values become float16, in memory of one stage. Else they become float16 on their way. A thread has twice the accumulators: of a
-k-tile, and of all.
+Where there are several stages, and n and k are whole tiles, values, scales and zero points of columns and groups come to shared memory as
+they are, by cp.async; there values become float16, in memory of one stage. Else they become float16 on their way. A thread has twice the
+accumulators: of a k-tile, and of all.
 
 Copies are asynchronous where code is generated with the pass option in PASS_CONFIG.
 
