@@ -16,6 +16,7 @@ from kerneldecl.policies import (
     gpu_gemv,
     gpu_gemv_i4,
     gpu_matmul_packed,
+    gpu_matmul_scaled,
     gpu_matmul_tc,
     wgmma_conv2d,
     wgmma_conv2d_transpose,
@@ -33,10 +34,11 @@ HAS_TRACES = False
 TENSORISED = (
     *(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES),
     *gpu_matmul_packed.TEMPLATES,
+    *gpu_matmul_scaled.TEMPLATES,
     *wgmma_matmul_quantized.TEMPLATES,
     gpu_gemv_i4.TEMPLATE,
 )
-"""Templates that multiply on tensor cores, those for 4-bit weights included."""
+"""Templates that multiply on tensor cores, those for quantised weights included."""
 
 RIVAL_SLOWDOWN, RIVAL_SLOWDOWN_VIA_REGISTERS = 1.4, 4.0
 """How much slower than the best of all a policy's best candidate may be predicted, apart from a launch, for the policy to take part: models

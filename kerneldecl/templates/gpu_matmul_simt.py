@@ -27,6 +27,8 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand
 from kerneldecl.analysis.params import SIMT_VECTOR, SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams, read_params
+from kerneldecl.analysis.unpacked_operands import unpacked_operands
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
     can_copy_async,
@@ -56,10 +58,11 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     gemm = read_gemm(mod)
     if gemm is None or not _fits(tiles, gemm.extents):
         return None
-    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch))
+    unpacked = unpacked_operands(iter_space(mod))
+    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch, unpacked))
 
 
-def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmSimtParams, arch: Arch) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmSimtParams, arch: Arch, unpacked: frozenset[int]) -> bool:
     vector_m, vector_n = math.gcd(tiles.thread_m, SIMT_VECTOR), math.gcd(tiles.thread_n, tiles.vector_n)
     # 1. Normal form, in whole tiles; both operands have k first, so that a thread's rows (columns) are adjacent.
     normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), k_first=True, split_k=tiles.split_k)
@@ -85,7 +88,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmSimtParams, arch: Arc
 
     # 3. Operands: to shared memory by all threads, from there to each thread's registers.
     stages = _stages(gemm, tiles, arch)
-    copies = [_copy(sch, block, k, operand, tiles) for operand in (gemm.a, gemm.b)]
+    copies = [_copy(sch, block, k, operand, tiles, is_unpacked=operand.position in unpacked) for operand in (gemm.a, gemm.b)]
     for operand, vector in ((gemm.a, vector_m), (gemm.b, vector_n)):
         _load(sch, block, k_in, operand, vector)
     for copy in copies:
@@ -143,8 +146,11 @@ def _vector(operand: Operand, extent: int, tiles: GemmSimtParams) -> int:
     return math.gcd(vector, 4 if dtype_bytes(operand.dtype) == 1 else tiles.block_k if operand.is_k_last else vector)
 
 
-def _copy(sch: Schedule, block: Any, k_loop: Any, operand: Operand, tiles: GemmSimtParams) -> Any:
-    """Have all threads copy an operand's k-tile to shared memory, adjacent threads adjacent elements of global memory."""
+def _copy(sch: Schedule, block: Any, k_loop: Any, operand: Operand, tiles: GemmSimtParams, *, is_unpacked: bool) -> Any:
+    """Have all threads copy an operand's k-tile to shared memory, adjacent threads adjacent elements of global memory.
+
+    A thread computes unpacked elements of a vector one by one: TVM's CUDA has no vector of one shift of bytes that is no constant.
+    """
     copy = sch.cache_read(block, operand.position, "shared.dyn")
     sch.compute_at(copy, k_loop, preserve_unit_loops=tiles.vector_n == 1)
     k, other = sch.get_loops(copy)[-2:]
@@ -158,7 +164,8 @@ def _copy(sch: Schedule, block: Any, k_loop: Any, operand: Operand, tiles: GemmS
         sch.reorder(*loops)
     _, thread, element = sch.split(sch.fuse(*loops), [None, tiles.threads, vector])
     sch.bind(thread, "threadIdx.x")
-    sch.vectorize(element)
+    if vector == 1 or not is_unpacked:
+        sch.vectorize(element)
     if tiles.stages == 2:
         sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
     return copy

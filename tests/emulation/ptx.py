@@ -13,8 +13,8 @@ from emulation.instructions import STRING, Instruction, UnknownInstructionError,
 
 _ASM = re.compile(r"\b(?:asm|__asm__)\s*(?:volatile|__volatile__)?\s*\(")
 _STATIC = (
-    r"static std::map<unsigned, std::array<\1, \3>> \2_of; "
-    r"\1* \2 = \2_of[blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)].data();"
+    r"struct alignas(128) \2_type { \1 data[\3]; }; static std::map<unsigned, \2_type> \2_of; "
+    r"\1* \2 = \2_of[blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)].data;"
 )
 _HELPER = re.compile(r"^[^\n#]*\b(\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
 
@@ -24,7 +24,7 @@ def translate(source: str) -> str:
     source = re.sub(r"^\s*#include\s*<[^>]*>", "", source, flags=re.MULTILINE)
     source = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)machine::dynamic_shared();", source)
     # Blocks run side by side: each has a static array of its own.
-    source = re.sub(r"\b__shared__ (?:__align__\(\d+\) |alignas\(\d+\) )?(\w+) (\w+)\[(\d+)\];", _STATIC, source)
+    source = re.sub(r"\b__shared__ (?:__align__\(\d+\) |alignas\(\d+\) )?((?:(?:un)?signed )?\w+) (\w+)\[(\d+)\];", _STATIC, source)
     parts, end = [], 0
     for number, match in enumerate(_ASM.finditer(source)):
         close = _closing(source, match.end() - 1)

@@ -288,6 +288,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_split_rows",
         "gpu_flat_elementwise",
         "gpu_gather",
+        "gpu_matmul_scaled",
         "gpu_unaligned_elementwise",
         "gpu_arg_reduce",
         "gpu_pool",

@@ -1,0 +1,61 @@
+"""Owns the reading of an iteration space as a GEMM of values of 8 bits or less times scales.
+
+Knows nothing of TVM, templates or policies. Whether values are exact in 16 bits and what shares a scale only the template reads in full.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from kerneldecl.analysis.contraction import Contraction, contraction_of
+from kerneldecl.model import Access, IterSpace, dtype_bytes
+
+VALUE_DTYPE = "float16"
+"""Dtype in which values are multiplied: all numbers of 8 bits are exact in it."""
+
+
+class ScaledSizes(NamedTuple):
+    """What looks like a GEMM of scaled values."""
+
+    gemm: Contraction
+    """The GEMM of the values in VALUE_DTYPE."""
+    unit: int
+    """Elements along k that share all scales."""
+    value_bytes: tuple[int, int]
+    """Bytes of A's and B's values in memory."""
+
+
+def scaled_of(space: IterSpace) -> ScaledSizes | None:
+    """Return what looks like a GEMM of scaled values with float32 sums, None where it does not."""
+    gemm = contraction_of(space)
+    if isinstance(gemm, str) or not gemm.is_plain or gemm.accum_dtype != "float32" or gemm.extents[0] != 1:
+        return None
+    _, m, n, k = gemm.extents
+    reduction = next(block for block in space.blocks if block.is_reduction)
+    sources = [_sources(space, reduction.reads[operand.position]) for operand in (gemm.a, gemm.b)]
+    shapes = [reduction.reads[operand.position].shape for operand in (gemm.a, gemm.b)]
+    values = [[access for access in found if dtype_bytes(access.dtype) == 1] for found in sources]
+    scales = [[access for access in found if access.dtype == "float32"] for found in sources]
+    is_known = all(len(known) + len(wide) == len(found) for known, wide, found in zip(values, scales, sources, strict=True))
+    if not is_known or shapes != [(m, k), (n, k)] or not all(values) or not any(scales):
+        return None
+    groups = [_group(access, rows, k) for found, rows in zip(scales, (m, n), strict=True) for access in found]
+    stored = tuple(max(math.prod(access.shape) for access in found) for found in values)
+    own = replace(gemm, a=replace(gemm.a, dtype=VALUE_DTYPE), b=replace(gemm.b, dtype=VALUE_DTYPE))
+    return ScaledSizes(own, math.gcd(*groups), (stored[0], stored[1]))
+
+
+def _sources(space: IterSpace, access: Access) -> tuple[Access, ...]:
+    """Return what an operand is computed from, itself where it is an argument."""
+    if access.operand in space.inputs:
+        return (access,)
+    return next((block.reads for block in space.blocks if block.writes[0].operand == access.operand), ())
+
+
+def _group(scales: Access, rows: int, k: int) -> int:
+    """Return how many elements along k share a scale: all, or as many as [groups, rows] or [blocks, groups] say."""
+    if len(scales.shape) < 2:
+        return k
+    return k // (scales.shape[0] if scales.shape[1] == rows else scales.shape[1])

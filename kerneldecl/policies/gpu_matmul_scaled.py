@@ -1,0 +1,153 @@
+"""Owns which tiles of a GEMM of scaled values of 8 bits or less a GPU should try on mma.sync in float16, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kerneldecl.analysis.contraction import why_no_tensor_cores
+from kerneldecl.analysis.gpu_limits import WARP_LANES
+from kerneldecl.analysis.params import ROW_MULTIPLE, GemmTcParams, row_padding
+from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE, ScaledSizes, scaled_of
+from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
+from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, block_extents, epilogue_smem_bytes, raster_group_of, split_k_choices
+from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, launch_secs, occupancy, p_norm
+
+TEMPLATE = "gpu_matmul_scaled"
+TEMPLATES = (TEMPLATE,)
+AUTO = {"cuda": 42}
+HAS_TRACES = False
+
+BLOCKS_M = (16, 32, 64, 128)
+BLOCKS_N = (32, 64, 128)
+BLOCKS_K = (64, 128)
+WARPS = ((1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4))
+STAGES = (2, 3, 4)
+MIN_K_TILES = 2
+"""K-tiles of a thread block at least, where split-K divides the reduction."""
+SAME_TILE = 3
+"""Candidates of one tile that are proposed."""
+OTHER_REGISTERS = 48
+"""Registers of a thread besides accumulators and fragments, as of `gpu_matmul_tc`."""
+ISSUE_PER_CYCLE = 128.0
+"""Instructions of lanes that an SM starts in a cycle."""
+CONVERT_INSTRUCTIONS = 4.0
+"""Instructions of a lane for a value to become float16 in shared memory: nvcc 13.0 gives 3.5 for int4 and int8 of sm_80 and sm_90."""
+SCALE_INSTRUCTIONS = 2.0
+"""Instructions of a lane for each sum of a k-tile: it is scaled and added."""
+FACTOR_BYTES = 5
+"""Bytes of a scale and a zero point."""
+K_TILE_CYCLES = 160.0
+"""Cycles of a k-tile that no other block's work overlaps, as of `gpu_matmul_tc`."""
+OVERLAP = 4.0
+"""Exponent of the p-norm of times that overlap."""
+
+
+class Tiling(NamedTuple):
+    """A tiling of `gpu_matmul_scaled`."""
+
+    tiles: GemmTcParams
+
+    def candidate(self) -> Candidate:
+        return Candidate.of(TEMPLATE, {name: value for name, value in self.tiles._asdict().items() if name != "double_buffer"})
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+    """Return the tilings with the least predicted time, best first; nothing for other computations, and where there is no mma.sync."""
+    sizes, gpu = scaled_of(space), arch.the_gpu
+    if sizes is None or why_no_tensor_cores(sizes.gemm, gpu):
+        return ()
+    estimates = (_estimate(sizes, tiles, gpu) for tiles in tilings(sizes, gpu))
+    return tuple(itertools.islice(best_first(estimates, SAME_TILE), top_k))
+
+
+def tilings(sizes: ScaledSizes, gpu: Gpu) -> Iterator[GemmTcParams]:
+    """Yield the search space: tiles of whole fragments whose elements of a row share scales, and that registers and shared memory hold."""
+    _, m, n, k = sizes.gemm.extents
+    depths = [block_k for block_k in BLOCKS_K if sizes.unit % block_k == 0 or sizes.unit == k] or [math.gcd(sizes.unit, max(BLOCKS_K))]
+    tiles = itertools.product(block_extents(m, BLOCKS_M), block_extents(n, BLOCKS_N), depths, WARPS)
+    for block_m, block_n, block_k, (warps_m, warps_n) in tiles:
+        if block_k % FRAGMENT or block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n):
+            continue
+        rows, columns, k_tiles = -(-m // block_m), -(-n // block_n), -(-k // block_k)
+        wanted = split_k_choices(rows * columns, k_tiles, MIN_K_TILES, gpu, 2)
+        # Parts of whole k-tiles alone are staged.
+        parts = dict.fromkeys(next(part for part in range(each, 0, -1) if k_tiles % part == 0) for each in wanted)
+        for split_k, stages in itertools.product(parts, STAGES):
+            bare = GemmTcParams(block_m, block_n, block_k, warps_m, warps_n, stages, split_k=split_k)
+            resident = _resident(sizes, bare, gpu)
+            if not resident or -(-k_tiles // split_k) < stages:
+                continue
+            group = raster_group_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
+            for smem_epilogue in (0, 1):
+                tiling = bare._replace(raster_group=group, smem_epilogue=smem_epilogue)
+                is_small = not is_staged(sizes, tiling, gpu) or static_bytes(sizes, tiling) <= gpu.smem_per_block_bytes
+                if is_small and smem_bytes(sizes, tiling, gpu) <= gpu.smem_per_block_optin_bytes:
+                    yield tiling
+
+
+def is_staged(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> bool:
+    """Say whether values come to shared memory as they are: in several stages, of whole tiles."""
+    _, _, n, k = sizes.gemm.extents
+    return gpu.async_copy and tiling.stages > 1 and not n % tiling.block_n and not k % (tiling.block_k * tiling.split_k)
+
+
+def static_bytes(sizes: ScaledSizes, tiling: GemmTcParams) -> int:
+    """Return the static shared memory of a block: values of all stages as they are, and scales and zero points beside them."""
+    _, m, n, k = sizes.gemm.extents
+    rows = (tiling.block_m, m, sizes.value_bytes[0]), (tiling.block_n, n, sizes.value_bytes[1])
+    return tiling.stages * sum(round(block * tiling.block_k * stored / (size * k)) + FACTOR_BYTES * block for block, size, stored in rows)
+
+
+def smem_bytes(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
+    """Return the shared memory of a block: values as they are, if they are staged, and in float16, or in their place its results."""
+    staged = is_staged(sizes, tiling, gpu)
+    columns = -(-tiling.block_k // ROW_MULTIPLE) * ROW_MULTIPLE + row_padding(dtype_bytes(VALUE_DTYPE))
+    values = (1 if staged else tiling.stages) * (tiling.block_m + tiling.block_n) * columns * dtype_bytes(VALUE_DTYPE)
+    results = tiling.smem_epilogue * epilogue_smem_bytes(sizes.gemm, tiling.block_m, tiling.block_n)
+    return max(values, results) + staged * static_bytes(sizes, tiling)
+
+
+def registers(tiling: GemmTcParams) -> int:
+    """Return the registers of a thread: accumulators of all k-tiles and of one, fragments, and the rest."""
+    warp_m, warp_n = tiling.warp_tile
+    return 2 * warp_m * warp_n // WARP_LANES + (warp_m + warp_n) * K_BYTES // (WARP_LANES * 4) + OTHER_REGISTERS
+
+
+def _resident(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
+    return occupancy(gpu, tiling.warps * WARP_LANES, registers(tiling), smem_bytes(sizes, tiling, gpu))
+
+
+def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
+    """Return a p-norm of the times of the SMs, of L2 and of DRAM, besides a launch.
+
+    An SM converts, multiplies and scales the k-tiles of its blocks in turn, and waits for copies where it has few of them.
+    """
+    _, m, n, k = sizes.gemm.extents
+    block_m, block_n, block_k = tiling.block_m, tiling.block_n, tiling.block_k
+    blocks = -(-m // block_m) * -(-n // block_n) * tiling.split_k
+    k_tiles, cycle = -(-k // (block_k * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
+    convert = (block_m + block_n) * block_k * CONVERT_INSTRUCTIONS / ISSUE_PER_CYCLE
+    scale = block_m * block_n * SCALE_INSTRUCTIONS / ISSUE_PER_CYCLE
+    multiply = block_m * block_n * block_k / multiplies_per_cycle(gpu, VALUE_DTYPE, "float32")
+    latency = LOAD_CYCLES / (tiling.stages - 1 if is_staged(sizes, tiling, gpu) else 1)
+    busy, waiting = convert + scale + multiply, K_TILE_CYCLES
+    per_sm = -(-blocks // gpu.sm_count)
+    resident = min(_resident(sizes, tiling, gpu), per_sm)
+    turn = max(resident * busy, busy + waiting, latency)
+    loaded = sum(rows * extent / size for rows, extent, size in zip((block_m, block_n), sizes.value_bytes, (m, n), strict=True))
+    results = m * n * (4 * (tiling.split_k + 1) if tiling.split_k > 1 else 2)
+    times = (
+        -(-per_sm // resident) * k_tiles * turn * cycle,
+        (blocks * loaded / tiling.split_k + results) / gpu.l2_bytes_per_s,
+        (sum(sizes.value_bytes) + m * n * 2) / (gpu.dram_bytes_per_s * DRAM_SHARE),
+    )
+    secs = p_norm(*times, exponent=OVERLAP) + launch_secs(gpu) * (1 if tiling.split_k == 1 else 2)
+    return Estimate(Tiling(tiling), secs, (block_m, block_n))

@@ -1,0 +1,83 @@
+"""GEMMs of quantised weights with 8-bit activations: right on the emulated GPU, and never left to the schedules that fit every function."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from emulation import emulate
+from support.compilers import needs_nvcc
+from support.repository import REPOSITORY
+
+from kerneldecl.arrays import poisoned, relative_error
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import apply_candidate
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.model import Arch, Candidate, IterSpace, Value
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import standard_order
+
+A100, H200, T4 = (load_arch(REPOSITORY, name) for name in ("a100-80gb", "h200", "t4"))
+SIMT: dict[str, Value] = {"block_m": 16, "block_n": 32, "block_k": 8, "thread_m": 4, "thread_n": 4, "stages": 2, "raster_group": 1}
+
+
+def right(rule: Any, candidate: Candidate, arch: Arch) -> None:
+    made = apply_candidate(REPOSITORY, canonical.lower(rule), candidate, arch)
+    assert made is not None
+    inputs = rule.inputs(np.random.default_rng(0))
+    [got] = emulate(made.mod["main"], *inputs, *map(poisoned, rule.signature().outputs))[len(inputs) :]
+    assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance()
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("dtype", "zero_points"), [("int8", True), ("float8_e4m3fn", False)])
+def test_packed_weights_are_unpacked_one_by_one_on_cuda_cores(dtype: str, zero_points: bool) -> None:
+    attrs = {"m": 5, "n": 64, "k": 128, "layout": "packed", "dtype": dtype, "zero_points": zero_points}
+    right(load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, attrs), Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 2}), A100)
+
+
+TC: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 64, "warps_m": 2, "warps_n": 1, "raster_group": 1}
+SCALED: list[tuple[Arch, dict[str, Any], dict[str, Value]]] = [
+    (A100, {"layout": "packed", "zero_points": True, "activation_scales": "token"}, {"stages": 2}),
+    (H200, {"layout": "packed", "dtype": "float8_e4m3fn", "activation_scales": "group"}, {"stages": 3, "smem_epilogue": 1}),
+    (A100, {"layout": "rows", "activation_scales": "group", "epilogue": ["bias", "relu"]}, {"stages": 1, "split_k": 2}),
+    (A100, {"layout": "rows", "zero_points": True, "dtype": "float8_e4m3fn", "activation_scales": "token"}, {"stages": 2, "block_k": 128}),
+    (
+        H200,
+        {"layout": "rows", "scales": "column", "activation_scales": "token", "k": 160, "n": 50},
+        {"stages": 2, "split_k": 2, "smem_epilogue": 1},
+    ),
+    (A100, {"layout": "packed", "zero_points": True, "scales": "tensor", "m": 5}, {"stages": 2, "block_m": 16, "warps_m": 1}),
+    (T4, {"layout": "packed", "zero_points": True, "activation_scales": "token"}, {"stages": 2}),
+    (A100, {"weights": "int8", "zero_points": True, "scales": "block", "n": 100}, {"stages": 2}),
+    (H200, {"weights": "float8_e5m2", "scales": "tensor", "dtype": "float8_e4m3fn", "out_dtype": "float32"}, {"stages": 4, "block_k": 32}),
+]
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("arch", "attrs", "params"), SCALED)
+def test_sums_of_products_are_scaled_on_tensor_cores(arch: Arch, attrs: dict[str, Any], params: dict[str, Value]) -> None:
+    rule = load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"m": 33, "n": 96, "k": 256, "dtype": "int8", **attrs})
+    right(rule, Candidate.of("gpu_matmul_scaled", {**TC, "smem_epilogue": 0, "split_k": 1, **params}), arch)
+
+
+FORMS = list(itertools.product(("packed", "rows"), (False, True), ("int8", "float8_e4m3fn"), ("", "token", "group"), ("group", "column")))
+
+
+@pytest.mark.parametrize("arch", [A100, H200, load_arch(REPOSITORY, "rtx-4090")], ids=lambda arch: str(arch.name))
+def test_tensor_cores_come_first(arch: Arch) -> None:
+    for layout, zero_points, dtype, activation_scales, scales in FORMS:
+        attrs = {"layout": layout, "zero_points": zero_points, "dtype": dtype, "activation_scales": activation_scales, "scales": scales}
+        mod = canonical.lower(load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"m": 17, "n": 256, "k": 512, **attrs}))
+        first = first_proposal(iter_space(mod), arch)
+        assert first.template == "gpu_matmul_scaled", attrs
+        if zero_points and scales == "group":
+            assert apply_candidate(REPOSITORY, mod, first, arch) is not None, attrs
+
+
+def first_proposal(space: IterSpace, arch: Arch) -> Candidate:
+    """Return the first candidate of the first policy that proposes one, in the order in which `auto` asks them."""
+    policies = (load_module("policies", REPOSITORY, name) for name in standard_order(arch.kind))
+    return next(found[0].candidate for policy in policies if (found := policy.propose(space, arch, 1)))
