@@ -104,12 +104,16 @@ def _tiles(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
 
 
 def _raced(some: tuple[Proposal, ...], others: tuple[Proposal, ...], every: int = RIVAL_EVERY) -> tuple[Proposal, ...]:
-    """Return the proposals whose first one is faster, and between them those of the others that are not much slower."""
+    """Return the proposals whose first one is predicted faster, and between them those of the rest that are not much slower.
+
+    Where it is the others that are slower, one in `every` is one of them.
+    """
     if not some or not others:
         return some or others
-    first, second = sorted((some, others), key=lambda found: found[0].predicted_secs)
-    rivals = [proposal for proposal in second if proposal.predicted_secs <= RIVAL_SLOWDOWN * first[0].predicted_secs]
-    return tuple(interleaved(first, rivals, every=every))
+    if others[0].predicted_secs <= some[0].predicted_secs:
+        some, others, every = others, some, RIVAL_EVERY
+    rivals = [proposal for proposal in others if proposal.predicted_secs <= RIVAL_SLOWDOWN * some[0].predicted_secs]
+    return tuple(interleaved(some, rivals, every=every))
 
 
 def _far_tiles(sizes: ScanSizes, gpu: Gpu) -> Iterator[Proposal]:
