@@ -142,7 +142,7 @@ class GpuScanTilesParams(NamedTuple):
     held: int
     """Vectors of a thread in registers."""
     kept: int
-    """Vectors of a thread in shared memory: of the same tile, or of the next one where blocks stay."""
+    """Vectors of a thread in shared memory."""
     group: int
     """Tiles of a row whose sum is published as one, too."""
     lag: int
@@ -151,13 +151,11 @@ class GpuScanTilesParams(NamedTuple):
     """Tiles by which sums are ahead of the scan, which reads each tile again from L2; with 0, it is read once."""
     stream: int
     """1 where results, and elements that are read for the last time into registers, are the first to leave L2, else 0."""
-    stay: int
-    """1 where thread blocks stay, and copy the next tile while they wait for what comes before this one, else 0."""
 
     @property
     def unroll(self) -> int:
         """Return the vectors of a thread in a tile."""
-        return self.held if self.stay else self.held + self.kept
+        return self.held + self.kept
 
     def width(self, sizes: ScanSizes) -> int:
         """Return the elements of a vector."""
@@ -179,10 +177,9 @@ class GpuScanTilesParams(NamedTuple):
         """Return the words that thread blocks exchange: a sum of each tile and of each group, and how many tiles are taken."""
         return sizes.outer * (self.tiles(sizes) + self.groups(sizes)) + 1
 
-    def blocks(self, sizes: ScanSizes, gpu: Gpu) -> int:
-        """Return the thread blocks: each adds up one tile, where sums are ahead, and scans one; those that stay fill the GPU."""
-        tiles = sizes.outer * self.tiles(sizes)
-        return min(tiles, self.ctas_per_sm(sizes, gpu) * gpu.sm_count) if self.stay else tiles + self.ahead
+    def blocks(self, sizes: ScanSizes) -> int:
+        """Return the thread blocks: each adds up one tile, where sums are ahead, and scans one."""
+        return sizes.outer * self.tiles(sizes) + self.ahead
 
     def looks(self, sizes: ScanSizes) -> int:
         """Return the words at which a thread looks at most."""
@@ -215,8 +212,6 @@ class GpuScanTilesParams(NamedTuple):
             and self.lag >= 1
             and 0 <= self.ahead <= sizes.outer * self.tiles(sizes)
             and self.stream in {0, 1}
-            and self.stay in {0, 1}
-            and (not self.stay or (self.kept == self.held and not self.ahead))
             and self.looks(sizes) <= MAX_HELD_LOOKS
         )
 

@@ -49,41 +49,31 @@ ONCE_ROUNDS = 4
 ONCE_WAITS = 0.5
 """Fraction of DRAM's time in which thread blocks of one tile leave it idle, as all of an SM's load, wait and store at about the same time:
 33 554 432 float32 took 96.6 us (H200, 2026-11). Blocks that stay and copy tiles ahead took 104.5 at best."""
-LAG_WAITS, WAITED_BYTES = 0.25, 1 << 17
-"""The same fraction where nobody waits for the sum of the last group, with so many bytes of tiles on an SM; less where there are more, and
-none where blocks stay or sums are ahead. Assumed, not measured yet."""
-AHEAD_ROUNDS = 4
-"""Latencies of a block that adds up one tile and scans another: which ones, elements from DRAM, from L2, and a barrier's worth. Assumed."""
+TILES_WAITS = 0.19
+"""The same fraction of tiles that look far back where nobody waits for sums. Fitted with the next one to 19 kernels of one row of
+33 554 432 float32, which took 79 to 119 us: all are predicted within 5 % (H200, 2026-11-29)."""
+LAG_WAITS, WAITED_BYTES = 0.28, 1 << 17
+"""What it is more where tiles wait for sums, with so many bytes of tiles on an SM, and less where there are more; and where sums are
+ahead, less by as much as they are, down to nothing where half the tiles that a GPU has at once are between a sum and its scan."""
 RIVAL_PARTS = 16
 """One in so many candidates reads rows of many tiles twice by `gpu_scan`, where there are many ways to read them once."""
-STAY = ((256, 8, 8, 64, 1.0), (512, 8, 8, 64, 1.0), (256, 4, 4, 64, 1.0), (256, 8, 8, 64, 0.5), (512, 4, 4, 64, 1.0), (256, 6, 6, 64, 1.0))
-KEPT = (
-    (256, 4, 12, 64, 1.0),
-    (256, 8, 8, 64, 1.0),
-    (512, 4, 12, 64, 1.0),
-    (256, 2, 12, 64, 1.0),
-    (256, 8, 12, 64, 1.0),
-    (256, 4, 12, 64, 0.5),
+FAR = (
+    (256, 8, 0, 1.0, 2, 1),
+    (256, 4, 12, 0.5, 0, 1),
+    (512, 8, 0, 1.0, 1, 1),
+    (512, 4, 12, 1.0, 0, 1),
+    (256, 8, 0, 0.5, 2, 1),
+    (256, 4, 12, 1.0, 0, 1),
+    (256, 8, 0, 1.0, 4, 1),
+    (256, 8, 8, 1.0, 0, 1),
+    (256, 4, 12, 1.0, 1, 1),
+    (256, 8, 12, 1.0, 0, 1),
+    (256, 8, 0, 1.0, 2, 0),
+    (256, 4, 12, 1.0, 0, 0),
 )
-LAGGED = (
-    (256, 8, 0, 64, 1.0),
-    (512, 8, 0, 64, 1.0),
-    (256, 8, 0, 64, 0.5),
-    (256, 8, 0, 32, 1.0),
-    (512, 8, 0, 32, 1.0),
-    (256, 4, 0, 64, 1.0),
-)
-AHEAD = (
-    ((256, 8, 0, 64, 1.0), 2),
-    ((256, 8, 0, 64, 1.0), 1),
-    ((256, 4, 12, 64, 1.0), 1),
-    ((256, 8, 0, 64, 1.0), 4),
-    ((512, 8, 0, 64, 1.0), 1),
-    ((256, 8, 0, 64, 0.5), 2),
-)
-"""Threads, vectors in registers and in shared memory, tiles of a group, and which part of the tiles that a GPU has at once are looked at
-one by one, in the order in which to try them: where blocks stay, where they have more under way than registers hold, where they have as
-much, and where sums are so many tiles for each SM ahead. Not measured yet."""
+"""Tiles that look far back, in the order in which to try them, sums ahead and more under way in turns, each as fast as it was (one row
+of 33 554 432 float32, H200, 2026-11-29): threads, vectors in registers and in shared memory, which part of the tiles that a GPU has at
+once are looked at one by one, how many tiles for each SM sums are ahead, and whether what is read or written last leaves L2 first."""
 SCAN_CYCLES = 150.0
 """Cycles in which a thread block scans its threads' sums: two times five shuffles and a barrier."""
 STRIP_BYTES, STRIP_COST = 256, 0.08
@@ -99,13 +89,9 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if params.fits(sizes, gpu))
     parts = ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
     once = _strips(sizes, gpu, top_k) if sizes.inner > 1 else _tiles(sizes, gpu, top_k)
-    if not once or not parts:
-        return parts
-    first, second = sorted((parts, once), key=lambda found: found[0].predicted_secs)
-    rivals = [proposal for proposal in second if proposal.predicted_secs <= RIVAL_SLOWDOWN * first[0].predicted_secs]
     # Parts are read twice: where tiles are faster and there are many ways to read those, few parts are worth a try.
-    every = RIVAL_PARTS if any(proposal.candidate.template == "gpu_scan_tiles" for proposal in first) else RIVAL_EVERY
-    return tuple(interleaved(first, rivals, every=every))[:top_k]
+    many = any(proposal.candidate.template == "gpu_scan_tiles" for proposal in once)
+    return _raced(once, parts, RIVAL_PARTS if many else RIVAL_EVERY)[:top_k]
 
 
 def _tiles(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
@@ -114,38 +100,36 @@ def _tiles(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
         return ()
     tiles = (params for params in itertools.starmap(GpuScanOnceParams, itertools.product(THREADS, UNROLL_ONCE)) if params.fits(sizes, gpu))
     once = ranked("gpu_scan_once", gpu, ((params._asdict(), _once_works(sizes, params, gpu)) for params in tiles), top_k)
-    # What has been measured is first: it is taken where nobody measures.
-    return (*once[:1], *_many_tiles(sizes, gpu), *once[1:])[:top_k]
+    return _raced(tuple(_far_tiles(sizes, gpu)), once)
 
 
-def _many_tiles(sizes: ScanSizes, gpu: Gpu) -> Iterator[Proposal]:
-    """Yield tiles that look far back, the ways of reading them in turns, where a GPU cannot have all tiles at once."""
-    stay, kept, lagged = (
-        [_looking_back(shape, sizes, gpu, stay=stays) for shape in shapes] for shapes, stays in ((STAY, 1), (KEPT, 0), (LAGGED, 0))
-    )
-    ahead = [_looking_back(shape, sizes, gpu, ahead=per_sm * gpu.sm_count) for shape, per_sm in AHEAD]
-    once = list(itertools.chain.from_iterable(zip(*map(_with_and_without_hints, (stay, kept, lagged)), strict=True)))
-    turns = itertools.zip_longest(_with_and_without_hints(ahead), once[::2], once[1::2])
-    for params in itertools.chain.from_iterable(turns):
-        if not params or not params.fits(sizes, gpu) or 2 * params.ahead * params.tile(sizes) * dtype_bytes(sizes.dtype) > gpu.l2_bytes:
+def _raced(some: tuple[Proposal, ...], others: tuple[Proposal, ...], every: int = RIVAL_EVERY) -> tuple[Proposal, ...]:
+    """Return the proposals whose first one is predicted faster, and between them those of the rest that are not much slower.
+
+    Where it is the others that are slower, one in `every` is one of them.
+    """
+    if not some or not others:
+        return some or others
+    if others[0].predicted_secs <= some[0].predicted_secs:
+        some, others, every = others, some, RIVAL_EVERY
+    rivals = [proposal for proposal in others if proposal.predicted_secs <= RIVAL_SLOWDOWN * some[0].predicted_secs]
+    return tuple(interleaved(some, rivals, every=every))
+
+
+def _far_tiles(sizes: ScanSizes, gpu: Gpu) -> Iterator[Proposal]:
+    """Yield tiles that look far back, where a GPU cannot have all tiles at once.
+
+    They look at as many groups as have that part of the tiles that a GPU has at once: older groups are done.
+    """
+    for threads, held, kept, turns, per_sm, stream in FAR:
+        params = GpuScanTilesParams(threads, held, kept, GROUP_TILES, 1, per_sm * gpu.sm_count, stream)
+        at_once = params.ctas_per_sm(sizes, gpu) * gpu.sm_count
+        params = params._replace(lag=math.ceil(turns * at_once / GROUP_TILES))
+        if not params.fits(sizes, gpu) or 2 * params.ahead * params.tile(sizes) * dtype_bytes(sizes.dtype) > gpu.l2_bytes:
             continue
-        if sizes.outer * params.tiles(sizes) > params.ctas_per_sm(sizes, gpu) * gpu.sm_count:
+        if sizes.outer * params.tiles(sizes) > at_once:
             works = _tiles_works(sizes, params, gpu)
             yield Proposal(Candidate.of("gpu_scan_tiles", params._asdict()), sum(streamed_secs(gpu, work) for work in works))
-
-
-def _looking_back(
-    shape: tuple[int, int, int, int, float], sizes: ScanSizes, gpu: Gpu, *, ahead: int = 0, stay: int = 0
-) -> GpuScanTilesParams:
-    """Return parameters with as many groups to look at as have that part of the tiles that a GPU has at once: older groups are done."""
-    threads, held, kept, group, turns = shape
-    params = GpuScanTilesParams(threads, held, kept, group, 1, ahead, 1, stay)
-    return params._replace(lag=math.ceil(turns * params.ctas_per_sm(sizes, gpu) * gpu.sm_count / group))
-
-
-def _with_and_without_hints(family: list[GpuScanTilesParams]) -> list[GpuScanTilesParams]:
-    """Return a way's choices, the first of them without hints to L2 in the third place, too."""
-    return [*family[:2], family[0]._replace(stream=0), *family[2:]]
 
 
 def _strips(sizes: ScanSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
@@ -245,9 +229,10 @@ def _tiles_works(sizes: ScanSizes, params: GpuScanTilesParams, gpu: Gpu) -> tupl
     element, width = dtype_bytes(sizes.dtype), params.width(sizes)
     nbytes, words = sizes.elements * element, 8.0 * params.words(sizes)
     resident = params.ctas_per_sm(sizes, gpu)
-    waits = 0.0 if params.ahead or params.stay else LAG_WAITS * WAITED_BYTES / (resident * params.tile(sizes) * element)
+    late = max(0.0, 1 - 2 * params.ahead / (resident * gpu.sm_count))
+    waits = TILES_WAITS + late * LAG_WAITS * WAITED_BYTES / (resident * params.tile(sizes) * element)
     scan = Work(
-        blocks=params.blocks(sizes, gpu),
+        blocks=params.blocks(sizes),
         threads=params.threads,
         regs_per_thread=gpu.registers_per_sm // RESIDENT_THREADS,
         smem_bytes=SUM_BYTES * params.smem_sums(sizes),
@@ -255,7 +240,7 @@ def _tiles_works(sizes: ScanSizes, params: GpuScanTilesParams, gpu: Gpu) -> tupl
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=2 * nbytes * (1 + waits),
         l2_bytes=(3 if params.ahead else 2) * nbytes + sizes.outer * params.tiles(sizes) * 8.0 * params.looks(sizes) * params.threads,
-        rounds=AHEAD_ROUNDS if params.ahead else ONCE_ROUNDS - 1,
+        rounds=ONCE_ROUNDS,
         serial_cycles=3 * SCAN_CYCLES,
         barriers=4 if params.ahead else 3,
     )

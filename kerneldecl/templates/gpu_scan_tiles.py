@@ -5,12 +5,11 @@ Knows nothing of how its parameters are chosen, and recognises a cumulative sum 
 Parameters:
   threads  threads of a block, whole warps
   held     vectors of a thread in registers: 1 to 8; all threads' vectors are a tile
-  kept     vectors of a thread in shared memory: 0 to 32, or as many as in registers where blocks stay
+  kept     vectors of a thread in shared memory: 0 to 32
   group    tiles of a row whose sum is published as one, too
   lag      groups before a tile's own whose tiles it adds up one by one
   ahead    tiles by which sums are ahead of the scan, which reads each tile again from L2; with 0, a tile is read once
   stream   1 where results, and elements that are read for the last time into registers, are the first to leave L2
-  stay     1 where blocks stay, and copy the next tile to shared memory while they wait for what comes before this one
 
 Returns TIRx kernels, a PrimFunc without a trace. Sums have one order.
 """
@@ -47,9 +46,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
             text=scan_tiles_source(spec, chosen),
             kernels=[
                 CudaKernel("clear", ("found",), -(-words // CLEAR_THREADS), CLEAR_THREADS),
-                CudaKernel(
-                    "scan_tiles", ("X", "Y", "found"), chosen.blocks(sizes, gpu), chosen.threads, smem, chosen.ctas_per_sm(sizes, gpu)
-                ),
+                CudaKernel("scan_tiles", ("X", "Y", "found"), chosen.blocks(sizes), chosen.threads, smem, chosen.ctas_per_sm(sizes, gpu)),
             ],
             pdl=supports_pdl(gpu),
         )

@@ -8,10 +8,8 @@ the `LAG` groups before, and one sum of each group before those; which is a matt
 bits. The last tile of a group publishes the group's sum once its own results are stored: nobody needs it soon.
 
 A thread has `H` vectors in registers and `V` in shared memory, which it alone copies and reads: more of the row is under way than
-registers hold. Where blocks stay, those in shared memory are the next tile's: it is copied while this one waits, is scanned and stored,
-but only once this one's sum is published, so that nobody waits for a tile that waits. Where `AHEAD` is not 0, a block first adds up one
-tile, whose elements come from DRAM and stay in L2, and then scans the tile `AHEAD` numbers before, whose elements are in L2 still and
-whose words are there.
+registers hold. Where `AHEAD` is not 0, a block first adds up one tile, whose elements come from DRAM and stay in L2, and then scans the
+tile `AHEAD` numbers before, whose elements are in L2 still and whose words are there.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ _WORK = """
 constexpr int TILE = T * W * U, TILES = (N + TILE - 1) / TILE, COUNT = {outer} * TILES;
 constexpr int G = {group}, GROUPS = (TILES + G - 1) / G, WORDS = COUNT + {outer} * GROUPS;
 constexpr int LAG = {lag}, AHEAD = {ahead}, LOOKS = {looks};
-// Vectors of a thread in registers, copied to shared memory, and in shared memory alone.
-constexpr int H = {held}, V = {kept}, S = U - H;
+constexpr int H = {held}, V = {kept};  // vectors of a thread in registers, and in shared memory
 constexpr uint64_t THERE = 1ull << 32;
 // Nothing is published yet, and no tile is taken.
 template <class K>
@@ -99,12 +96,12 @@ struct Tile {
     #pragma unroll
     for (int v = 0; v < V; v++) {
       unsigned to = (unsigned)__cvta_generic_to_shared(kept + v * T);
-      if (has(U - V + v)) asm volatile("cp.async.{cached}.shared.global [%0], [%1], {nbytes};" ::"r"(to), "l"(x + place(U - V + v)));
+      if (has(H + v)) asm volatile("cp.async.{cached}.shared.global [%0], [%1], {nbytes};" ::"r"(to), "l"(x + place(H + v)));
     }
   }
   __device__ __forceinline__ Access copied(const Access* kept, int v) const {
     Access none = {};
-    return has(U - V + v) ? kept[v * T] : none;
+    return has(H + v) ? kept[v * T] : none;
   }
   __device__ __forceinline__ void load(Access (&held)[H]) const {
     #pragma unroll
@@ -163,20 +160,19 @@ __device__ __forceinline__ Sum before_lane(Sum own, int lane, Sum& all) {
   all += __shfl_sync(0xffffffffu, upto, 31);
   return before;
 }
-// Scan a tile that is in registers and shared memory. What `then` does comes behind the first barrier.
-template <bool WHOLE, class Then>
+// Scan a tile that is in registers and shared memory.
+template <bool WHOLE>
 __device__ __forceinline__ void scan(const Tile<WHOLE>& tile, int number, const Access (&held)[H], const Access* kept,
-                                     uint64_t (&seen)[LOOKS], uint64_t* found, Sum* cells, int thread, Then then) {
+                                     uint64_t (&seen)[LOOKS], uint64_t* found, Sum* cells, int thread) {
   Sum all, sum = 0, carry, before_it[H];
   // 1. The tile's own sum; then what comes before vectors in it, while others publish what comes before the tile.
   #pragma unroll
   for (int u = 0; u < H; u++) sum += tile.sum_of(held[u], u);
-  if (S > 0) asm volatile("cp.async.wait_all;" ::: "memory");
+  if (V > 0) asm volatile("cp.async.wait_all;" ::: "memory");
   #pragma unroll
-  for (int v = 0; v < S; v++) sum += tile.sum_of(tile.copied(kept, v), H + v);
+  for (int v = 0; v < V; v++) sum += tile.sum_of(tile.copied(kept, v), H + v);
   Sum running = __shfl_sync(0xffffffffu, before_me(sum, cells, thread, all), 0);
   if (AHEAD == 0 && thread == 0) publish(found + number, all);
-  then();
   #pragma unroll
   for (int u = 0; u < H; u++) before_it[u] = before_lane(tile.sum_of(held[u], u), thread % 32, running);
   before_me(added(before_tile(found, number), thread, seen), cells + 64, thread, carry);
@@ -185,7 +181,7 @@ __device__ __forceinline__ void scan(const Tile<WHOLE>& tile, int number, const 
   for (int u = 0; u < H; u++) tile.store(held[u], u, carry + before_it[u]);
   running += carry;
   #pragma unroll 4
-  for (int v = 0; v < S; v++) {
+  for (int v = 0; v < V; v++) {
     Access vector = tile.copied(kept, v);
     tile.store(vector, H + v, before_lane(tile.sum_of(vector, H + v), thread % 32, running));
   }
@@ -206,20 +202,10 @@ __device__ __forceinline__ void publish_group(int number, uint64_t* found, Sum* 
 }
 __device__ __forceinline__ Access* kept_of(Sum* cells, int thread) { return reinterpret_cast<Access*>(cells + 128) + thread; }
 __device__ __forceinline__ void copy(const Item* x, Item* y, int number, Access* kept, int thread) {
-  if (number >= COUNT) return;
+  if (number >= COUNT) return;  // Never so, but with this test nvcc 13.0 takes two registers less.
   if (is_whole(number)) tile_at<true>(x, y, number, thread).copy(kept);
   else tile_at<false>(x, y, number, thread).copy(kept);
 }
-__device__ __forceinline__ unsigned* number_of(Sum* cells) { return reinterpret_cast<unsigned*>(cells + 96); }
-__device__ __forceinline__ unsigned next_number(uint64_t* found) { return atomicAdd(reinterpret_cast<unsigned*>(found + WORDS), 1u); }
-{blocks}// Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
-template <class X>
-__device__ __forceinline__ void scan_tiles(const X* x, X* y, uint64_t* found, Sum* cells, int, int thread) {
-  take(reinterpret_cast<const Item*>(x), reinterpret_cast<Item*>(y), found, cells, thread);
-}
-"""
-
-_TAKE = """\
 // Load and scan a tile that is being copied. What `ahead` does stands between its loads and the first use of them.
 template <bool WHOLE, class Ahead>
 __device__ __forceinline__ void load_and_scan(Tile<WHOLE> tile, int number, uint64_t* found, Sum* cells, int thread, Ahead ahead) {
@@ -229,12 +215,13 @@ __device__ __forceinline__ void load_and_scan(Tile<WHOLE> tile, int number, uint
   look_each(before_tile(found, number), thread, seen);
   __syncwarp();  // No load moves behind it: ptxas put some behind the wait for copies.
   ahead();
-  scan(tile, number, held, kept, seen, found, cells, thread, [] {});
+  scan(tile, number, held, kept, seen, found, cells, thread);
 }
 __device__ __forceinline__ void take(const Item* __restrict__ x, Item* __restrict__ y, uint64_t* found, Sum* cells, int thread) {
-  if (thread == 0) *number_of(cells) = next_number(found);
+  unsigned* taken = reinterpret_cast<unsigned*>(cells + 96);
+  if (thread == 0) *taken = atomicAdd(reinterpret_cast<unsigned*>(found + WORDS), 1u);
   __syncthreads();
-  int next = *number_of(cells), number = next - AHEAD;
+  int next = *taken, number = next - AHEAD;
   bool sums = AHEAD > 0 && next < COUNT;
   Sum sum = 0;
   if (AHEAD == 0 || number >= 0) copy(x, y, number, kept_of(cells, thread), thread);
@@ -251,44 +238,12 @@ __device__ __forceinline__ void take(const Item* __restrict__ x, Item* __restric
   else load_and_scan(tile_at<false>(x, y, number, thread), number, found, cells, thread, share);
   publish_group(number, found, cells, thread);
 }
-"""
-"""A thread block's one tile, and one that it adds up ahead."""
-
-_STAY = """\
-// Scan a tile that is being copied. Once it is in registers and its sum is published, the next one is copied, whose number is returned.
-template <bool WHOLE>
-__device__ __forceinline__ int step(const Item* x, Item* y, int number, uint64_t* found, Sum* cells, int thread) {
-  Tile<WHOLE> tile = tile_at<WHOLE>(x, y, number, thread);
-  Access held[H], *kept = kept_of(cells, thread);
-  uint64_t seen[LOOKS];
-  int next = COUNT;
-  unsigned asked = 0;
-  if (thread == 0) asked = next_number(found);
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  look_each(before_tile(found, number), thread, seen);
-  #pragma unroll
-  for (int u = 0; u < H; u++) held[u] = tile.copied(kept, u);
-  if (thread == 0) *number_of(cells) = asked;
-  scan(tile, number, held, kept, seen, found, cells, thread, [&] {
-    next = *number_of(cells);
-    copy(x, y, next, kept, thread);
-  });
-  publish_group(number, found, cells, thread);
-  return next;
-}
-__device__ __forceinline__ void take(const Item* __restrict__ x, Item* __restrict__ y, uint64_t* found, Sum* cells, int thread) {
-  if (thread == 0) *number_of(cells) = next_number(found);
-  __syncthreads();
-  int number = *number_of(cells);
-  copy(x, y, number, kept_of(cells, thread), thread);
-  __syncthreads();
-  while (number < COUNT) {
-    if (is_whole(number)) number = step<true>(x, y, number, found, cells, thread);
-    else number = step<false>(x, y, number, found, cells, thread);
-  }
+// Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
+template <class X>
+__device__ __forceinline__ void scan_tiles(const X* x, X* y, uint64_t* found, Sum* cells, int, int thread) {
+  take(reinterpret_cast<const Item*>(x), reinterpret_cast<Item*>(y), found, cells, thread);
 }
 """
-"""A thread block's tiles, one after another. It has the next one's number before this one's sum, and takes them in order."""
 
 _REGISTERS = {16: ("v4.u32", "{%0, %1, %2, %3}", "xyzw"), 8: ("v2.u32", "{%0, %1}", "xy"), 4: ("u32", "%0", ""), 2: ("u16", "%0", "")}
 """Of vectors by their bytes: the type of an access, its registers, and the members of a vector's value that they are."""
@@ -300,7 +255,7 @@ def scan_tiles_source(spec: ScanSpec, params: GpuScanTilesParams) -> str:
     parts = GpuScanParams(params.threads, 1, params.unroll)
     nbytes = params.width(sizes) * dtype_bytes(spec.dtype)
     work = filled(
-        _WORK.replace("{blocks}", _STAY if params.stay else _TAKE),
+        _WORK,
         outer=sizes.outer,
         group=params.group,
         lag=params.lag,
