@@ -199,15 +199,22 @@ __device__ __forceinline__ void read(unsigned* words, From from) {
 _DIRECT = """const Item* from = x + from_row * IMAGE_COLUMNS + place.column;"""
 _HIDE = 'asm("" : "+{register}"(from));'
 _STAGE = """// Rows begin anywhere, but copies by 16 bytes at a multiple of them, up to the input's end.
-  constexpr int VECTOR = 16 / ITEM_BYTES, COPIES = ({staged_elements} / VECTOR + T - 1) / T;
-  int staged_from = first / VECTOR * VECTOR;
-  unsigned shared_from = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  constexpr int VECTOR = 16 / ITEM_BYTES, COPIES = ({staged_elements} / VECTOR + T - 1) / T, ELEMENTS = PLANES * IMAGE_ROWS * IMAGE_COLUMNS;
+  int staged_from = first / VECTOR * VECTOR, copied = staged_from + thread * VECTOR;
+  unsigned shared_from = static_cast<unsigned>(__cvta_generic_to_shared(shared)), copy_to = shared_from + thread * 16;
+  const Item* copy_from = x + copied;
+  asm("" : "+l"(copy_from), "+r"(copy_to));
   #pragma unroll
   for (int c = 0; c < COPIES; c++) {
-    int at = (c * T + thread) * VECTOR, left = PLANES * IMAGE_ROWS * IMAGE_COLUMNS - staged_from - at;
-    if (staged_from + at < last)
-      asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_from + at * ITEM_BYTES),
-                   "l"(x + staged_from + at), "r"(least(VECTOR, left) * ITEM_BYTES) : "memory");
+    constexpr int STEP = T * VECTOR;
+    if (copied < last - c * STEP) {
+      if constexpr (ELEMENTS % VECTOR == 0) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(copy_to + c * T * 16), "l"(copy_from + c * STEP) : "memory");
+      } else {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(copy_to + c * T * 16), "l"(copy_from + c * STEP),
+                     "r"(least(VECTOR, ELEMENTS - copied - c * STEP) * ITEM_BYTES) : "memory");
+      }
+    }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
