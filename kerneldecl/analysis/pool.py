@@ -40,6 +40,7 @@ class PoolSizes(NamedTuple):
     dtype: str
     accum: str
     """What maxima or sums are computed in."""
+    out_dtype: str
     channels_first: bool
 
     @property
@@ -101,12 +102,12 @@ class PoolParams(NamedTuple):
 def takes(sizes: PoolSizes, gpu: Gpu) -> bool:
     """Say whether the kernel for channels last pools such images on a GPU."""
     has_vectors = sizes.vector * dtype_bytes(sizes.dtype) >= MIN_ACCESS_BYTES
-    return not sizes.channels_first and has_vectors and computes(sizes, gpu)
+    return not sizes.channels_first and sizes.out_dtype == sizes.dtype and has_vectors and computes(sizes, gpu)
 
 
 def computes(sizes: PoolSizes, gpu: Gpu) -> bool:
     """Say whether a GPU has the instructions for a dtype, and 32 bits the offsets of all elements."""
-    return sizes.dtype in DTYPES and sizes.elements < MAX_OFFSET and gpu.compute_capability >= FIRST_CAPABILITY
+    return {sizes.dtype, sizes.out_dtype} <= DTYPES and sizes.elements < MAX_OFFSET and gpu.compute_capability >= FIRST_CAPABILITY
 
 
 def pool_of(space: IterSpace) -> PoolSizes | None:
@@ -122,11 +123,12 @@ def pool_of(space: IterSpace) -> PoolSizes | None:
     image = next((access for each in space.blocks for access in each.reads if access.operand == space.inputs[0]), None)
     if image is None or len(block.reads) != 1 or len(block.axes) != 6 or block.flops_per_point != 1:
         return None
-    layouts = (_sizes(block, block.reads[0], image, channels_first=first) for first in (False, True))
+    out_dtype = next(access.dtype for each in space.blocks for access in each.writes if access.operand == space.outputs[0])
+    layouts = (_sizes(block, block.reads[0], image, out_dtype, channels_first=first) for first in (False, True))
     return next((sizes for sizes in layouts if sizes is not None), None)
 
 
-def _sizes(block: Block, read: Access, image: Access, *, channels_first: bool) -> PoolSizes | None:
+def _sizes(block: Block, read: Access, image: Access, out_dtype: str, *, channels_first: bool) -> PoolSizes | None:
     axes, (out,) = block.axes, block.writes
     if tuple(axis.kind for axis in axes) != ("spatial",) * 4 + ("reduce",) * 2 or len(image.shape) != 4 or len(read.index) != 4:
         return None
@@ -154,6 +156,7 @@ def _sizes(block: Block, read: Access, image: Access, *, channels_first: bool) -
         step_columns=along[1],
         dtype=image.dtype,
         accum=out.dtype,
+        out_dtype=out_dtype,
         channels_first=channels_first,
     )
 

@@ -12,6 +12,8 @@ from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.pool import MAX_OFFSET, MAX_UNROLLED, PoolSizes, computes
 from kerneldecl.model import Gpu, dtype_bytes
 
+LINE_BYTES = 128
+"""Bytes of a line of L2: the threads of a block compute places in the input up to so many bytes apart, some beyond its end."""
 MAX_STAGED_BYTES = 48 * 1024
 """Shared memory of a block at most: that of several blocks must fit an SM, or nothing is computed while a block waits for its copies."""
 
@@ -58,7 +60,7 @@ class PlanesParams(NamedTuple):
 
     def out_vector(self, sizes: PoolSizes) -> int:
         """Return the elements of the widest store."""
-        return math.gcd(sizes.out_columns, self.strip, VECTOR_BYTES // dtype_bytes(sizes.dtype))
+        return math.gcd(sizes.out_columns, self.strip, VECTOR_BYTES // dtype_bytes(sizes.out_dtype))
 
     def staged_elements(self, sizes: PoolSizes) -> int:
         """Return the elements of the input between the first and the last one that a block reads, and those of whole vectors around."""
@@ -86,7 +88,7 @@ class PlanesParams(NamedTuple):
             and self.column <= sizes.out_rows
             and self.strip <= sizes.out_columns
             and self.rows(sizes) * self.columns(sizes) <= MAX_UNROLLED
-            and self.turns(sizes) + self.threads < MAX_OFFSET
+            and sizes.elements + self.threads * LINE_BYTES < MAX_OFFSET
             and (not self.staged or self.staged_elements(sizes) * dtype_bytes(sizes.dtype) <= MAX_STAGED_BYTES)
         )
 

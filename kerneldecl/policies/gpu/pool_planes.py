@@ -74,7 +74,7 @@ def _threads(strips: int) -> list[int]:
 
 
 def _work(sizes: PoolSizes, params: PlanesParams, moved: int, gpu: Gpu) -> Work:
-    element, accum = dtype_bytes(sizes.dtype), dtype_bytes(sizes.accum)
+    element, accum, out = (dtype_bytes(dtype) for dtype in (sizes.dtype, sizes.accum, sizes.out_dtype))
     rows, columns, turns = params.rows(sizes), params.columns(sizes), params.turns(sizes)
     loads = pieces(columns, (sizes.window_columns - 1) * sizes.step_columns // 2, params.vector(sizes))
     row_words = sum(max(1, size * element // 4) for _, size in loads)
@@ -90,7 +90,7 @@ def _work(sizes: PoolSizes, params: PlanesParams, moved: int, gpu: Gpu) -> Work:
     blocks = params.blocks(sizes)
     lane_bytes = params.strip * sizes.stride_columns * element
     turns_bytes = rows * sum(_turns(size * element, lane_bytes, staged=params.staged) for _, size in loads)
-    stored = params.column * _turns(params.strip * element, params.strip * element, staged=False)
+    stored = params.column * _turns(params.strip * out, params.strip * out, staged=False)
     return Work(
         blocks=blocks,
         threads=params.threads,

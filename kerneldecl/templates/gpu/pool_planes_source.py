@@ -1,4 +1,4 @@
-"""Owns the CUDA text of pooling with channels first: a thread goes down a few neighbouring columns of a plane, and keeps the windows of each row.
+"""Owns the CUDA text of pooling with channels first: a thread goes down a few neighbouring columns of a plane, and keeps their windows.
 
 Knows nothing of how parameters are chosen.
 
@@ -9,13 +9,12 @@ each load leaves in the registers.
 
 from __future__ import annotations
 
-from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
-from kerneldecl.analysis.pool_planes import PlanesParams, pieces
+from kerneldecl.analysis.pool_planes import LINE_BYTES, PlanesParams, pieces
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.compiler.passes.l2_prefetch import PREFETCH_BYTES
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
-from kerneldecl.templates.gpu.cuda_types import vector_types, widened
+from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
 from kerneldecl.templates.gpu.read_pool import PoolSpec
 
 _CONSTANTS = """
@@ -31,9 +30,11 @@ constexpr int TURNS = PLANES * BANDS * STRIPS;
 constexpr int ROWS = (COLUMN - 1) * STRIDE_ROWS + (WINDOW_ROWS - 1) * STEP_ROWS + 1;
 constexpr int COLUMNS = (STRIP - 1) * STRIDE_COLUMNS + (WINDOW_COLUMNS - 1) * STEP_COLUMNS + 1;
 constexpr int AHEAD = {ahead} < ROWS ? {ahead} : ROWS;
-constexpr int LAST_ROW = (BANDS - 1) * COLUMN * STRIDE_ROWS - BEFORE_ROWS, LAST_COLUMN = (STRIPS - 1) * STRIP * STRIDE_COLUMNS - BEFORE_COLUMNS;
+constexpr int LAST_ROW = (BANDS - 1) * COLUMN * STRIDE_ROWS - BEFORE_ROWS;
+constexpr int LAST_COLUMN = (STRIPS - 1) * STRIP * STRIDE_COLUMNS - BEFORE_COLUMNS;
 constexpr int OUT_WIDTH = {out_width};
 using Item = {item};
+using Out = {out};
 using Sum = {sum};
 using Access = {access};  // OUT_WIDTH neighbouring results
 using From = {from};
@@ -60,7 +61,7 @@ __device__ __forceinline__ void combine(Part& part, Part& other) {
     pair = __hmax2_nan(pair, reinterpret_cast<Pair*>(other.words)[w]);
   }
 }
-__device__ __forceinline__ Item along(Part& part, int s, int row, int column) {
+__device__ __forceinline__ Out along(Part& part, int s, int row, int column) {
   if constexpr (SINGLE) {  // in whole words, as halves would be moved
     Pair* pairs = reinterpret_cast<Pair*>(part.words) + s * STRIDE_COLUMNS;
     Pair most = pairs[0];
@@ -91,7 +92,7 @@ __device__ __forceinline__ void combine(Part& part, Part& other) {
   #pragma unroll
   for (int e = 0; e < COLUMNS; e++) part.sums[e] = of_both(part.sums[e], other.sums[e]);
 }
-__device__ __forceinline__ Item along(Part& part, int s, int row, int column) {
+__device__ __forceinline__ Out along(Part& part, int s, int row, int column) {
   Sum sum = part.sums[s * STRIDE_COLUMNS];
   #pragma unroll
   for (int j = 1; j < WINDOW_COLUMNS; j++) sum = of_both(sum, part.sums[s * STRIDE_COLUMNS + j * STEP_COLUMNS]);
@@ -127,7 +128,7 @@ __device__ __forceinline__ void load(Row& into, From from, Place place, int r) {
 }
 // A template, as nvcc leaves some loops over rows as they are, whatever pragmas say.
 template <int R>
-__device__ __forceinline__ void go_down(Row (&held)[AHEAD], Part (&parts)[COLUMN], From from, Item* to, Place place) {
+__device__ __forceinline__ void go_down(Row (&held)[AHEAD], Part (&parts)[COLUMN], From from, Out* to, Place place) {
   Part of_row = part_of(held[R % AHEAD]);
   if (R + AHEAD < ROWS) load(held[R % AHEAD], from, place, R + AHEAD);
   #pragma unroll
@@ -141,7 +142,7 @@ __device__ __forceinline__ void go_down(Row (&held)[AHEAD], Part (&parts)[COLUMN
     for (int s = 0; s < STRIP; s += OUT_WIDTH) {
       union {
         Access access;
-        Item items[OUT_WIDTH];
+        Out items[OUT_WIDTH];
       } results;
       #pragma unroll
       for (int w = 0; w < OUT_WIDTH; w++) results.items[w] = along(parts[p], s + w, place.out_row + p, place.out_column + s + w);
@@ -151,7 +152,7 @@ __device__ __forceinline__ void go_down(Row (&held)[AHEAD], Part (&parts)[COLUMN
   if constexpr (R + 1 < ROWS) go_down<R + 1>(held, parts, from, to, place);
 }
 __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
-__device__ __forceinline__ void pool_planes(const Item* x, Item* y, {shared_argument}int block, int thread) {
+__device__ __forceinline__ void pool_planes(const Item* x, Out* y, {shared_argument}int block, int thread) {
   // 1. What a block reads lies between two elements of the input.
   int turn = block * T + thread, first_band = block * T / STRIPS, last_band = (least(block * T + T, TURNS) - 1) / STRIPS;
   int first_row = first_band % BANDS * COLUMN * STRIDE_ROWS - BEFORE_ROWS;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void pool_planes(const Item* x, Item* y, {shared_argu
   int strip = turn % STRIPS, band = turn / STRIPS % BANDS, plane = turn / (STRIPS * BANDS);
   Place place = {band * COLUMN, strip * STRIP, band * COLUMN * STRIDE_ROWS - BEFORE_ROWS, strip * STRIP * STRIDE_COLUMNS - BEFORE_COLUMNS};
   int from_row = plane * IMAGE_ROWS + place.row;
-  Item* to = y + (plane * OUT_ROWS + place.out_row) * OUT_COLUMNS + place.out_column;
+  Out* to = y + (plane * OUT_ROWS + place.out_row) * OUT_COLUMNS + place.out_column;
   {stage}
   if (TURNS % T != 0 && turn >= TURNS) return;
   // From here on an address is this one and a constant, which a load adds itself.
@@ -175,9 +176,9 @@ __device__ __forceinline__ void pool_planes(const Item* x, Item* y, {shared_argu
   go_down<0>(held, parts, from, to, place);
 }
 // Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
-template <class X>
-__device__ __forceinline__ void pool_all(const X* x, X* y, {shared_parameter}int block, int thread) {
-  pool_planes(reinterpret_cast<const Item*>(x), reinterpret_cast<Item*>(y), {shared_value}block, thread);
+template <class X, class Y>
+__device__ __forceinline__ void pool_all(const X* x, Y* y, {shared_parameter}int block, int thread) {
+  pool_planes(reinterpret_cast<const Item*>(x), reinterpret_cast<Out*>(y), {shared_value}block, thread);
 }
 """
 _READS = """
@@ -206,13 +207,14 @@ _STAGE = """// Rows begin anywhere, but copies by 16 bytes at a multiple of them
   asm("" : "+l"(copy_from), "+r"(copy_to));
   #pragma unroll
   for (int c = 0; c < COPIES; c++) {
-    constexpr int STEP = T * VECTOR;
-    if (copied < last - c * STEP) {
+    unsigned to = copy_to + c * T * 16;
+    const Item* from = copy_from + c * T * VECTOR;
+    if (copied < last - c * T * VECTOR) {
       if constexpr (ELEMENTS % VECTOR == 0) {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(copy_to + c * T * 16), "l"(copy_from + c * STEP) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
       } else {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(copy_to + c * T * 16), "l"(copy_from + c * STEP),
-                     "r"(least(VECTOR, ELEMENTS - copied - c * STEP) * ITEM_BYTES) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(least(VECTOR, ELEMENTS - copied - c * T * VECTOR) * ITEM_BYTES) : "memory");
       }
     }
   }
@@ -224,8 +226,6 @@ _START = """asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   int early = first + thread * ({line_bytes} / ITEM_BYTES);
   if (block < {first_blocks} && thread < {early_threads} && early < last) asm volatile("prefetch.global.L2 [%0];" ::"l"(x + early));
   asm volatile("griddepcontrol.wait;" ::: "memory");"""
-LINE_BYTES = 128
-"""Bytes of one line of L2, which a prefetch loads."""
 _LOWEST = {"float16": "0xfc00fc00u", "bfloat16": "0xff80ff80u", "float32": "0xff800000u"}
 """Words of minus infinity."""
 _MAXIMUM = 'float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;'
@@ -271,5 +271,9 @@ def planes_source(spec: PoolSpec, params: PlanesParams, gpu: Gpu) -> str:
         line_bytes=LINE_BYTES,
         first_blocks=gpu.sm_count * max(1, _FIRST_THREADS // params.threads),
         early_threads=params.threads * PREFETCH_BYTES // (_FIRST_THREADS * LINE_BYTES) or 1,
-        **{**vector_types(sizes.dtype, "float32", params.out_vector(sizes)), "from": "unsigned" if staged else "const Item*"},
+        item=cuda_type(sizes.dtype),
+        out=cuda_type(sizes.out_dtype),
+        sum="float",
+        access=access_type(params.out_vector(sizes) * dtype_bytes(sizes.out_dtype)),
+        **{"from": "unsigned" if staged else "const Item*"},
     )

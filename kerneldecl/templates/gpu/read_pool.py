@@ -81,7 +81,7 @@ def _read(block: Any, after: list[Any], sizes: PoolSizes) -> PoolSpec:
     if not after:
         return PoolSpec(sizes, before, is_maximum, _cast(sizes.dtype, "sum"))
     [last] = after
-    _require(not is_maximum and isinstance(last.body, tirx.BufferStore) and str(last.body.buffer.dtype) == sizes.dtype)
+    _require(not is_maximum and isinstance(last.body, tirx.BufferStore) and str(last.body.buffer.dtype) == sizes.out_dtype)
     axes = [axis.var for axis in last.iter_vars]
     _require(len(axes) == 4 and all(one.same_as(other) for one, other in zip(last.body.indices, axes, strict=True)))
     row, column = _pixel(axes, sizes)
