@@ -88,9 +88,9 @@ def _work(sizes: PoolSizes, params: PlanesParams, moved: int, gpu: Gpu) -> Work:
     instructions = TURN_INSTRUCTIONS + copies * COPY_INSTRUCTIONS + loaded + converted + combined + params.column * params.strip
     kept = -(-sizes.window_rows // sizes.stride_rows) * row_parts
     blocks = params.blocks(sizes)
-    lane_bytes = params.strip * sizes.stride_columns * element
-    turns_bytes = rows * sum(_turns(size * element, lane_bytes, staged=params.staged) for _, size in loads)
-    stored = params.column * _turns(params.strip * out, params.strip * out, staged=False)
+    load_turns = rows * sum(_load_turns(sizes, params, size * element) for _, size in loads)
+    store_turns = params.column * max(1.0, WARP_LANES * params.strip * out / LINE_BYTES)
+    copy_turns = blocks * params.threads * copies * VECTOR_BYTES / LINE_BYTES
     return Work(
         blocks=blocks,
         threads=params.threads,
@@ -100,21 +100,25 @@ def _work(sizes: PoolSizes, params: PlanesParams, moved: int, gpu: Gpu) -> Work:
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=moved,
         l2_bytes=moved + blocks * _read_again(sizes, params) * element,
-        moved_smem_bytes=LINE_BYTES * (turns / WARP_LANES * (turns_bytes + stored) + blocks * params.threads / WARP_LANES * copies * 4),
+        moved_smem_bytes=LINE_BYTES * (turns / WARP_LANES * (load_turns + store_turns) + copy_turns),
         rounds=1 if params.staged else -(-rows // in_flight),
         barriers=int(params.staged),
     )
 
 
-def _turns(nbytes: int, apart: int, *, staged: bool) -> float:
-    """Return the turns of L1 or shared memory that a warp's load takes, of so many bytes a lane, so many bytes apart.
+def _load_turns(sizes: PoolSizes, params: PlanesParams, nbytes: int) -> float:
+    """Return the turns of L1 or of shared memory that a warp's load takes, of so many bytes a lane.
 
     L1 takes a turn for each line that is touched, shared memory for each word of the bank that has most.
     """
-    words = max(1, nbytes // 4)
-    if not staged:
-        return max(float(words), WARP_LANES * apart / LINE_BYTES)
-    return float(words * math.gcd(max(1, apart // (4 * words)), WARP_LANES // words))
+    words, element = max(1, nbytes // 4), dtype_bytes(sizes.dtype)
+    apart = params.strip * sizes.stride_columns * element
+    if params.staged:
+        return float(words * math.gcd(max(1, apart // (4 * words)), WARP_LANES // words))
+    lanes = min(WARP_LANES, params.strips(sizes))
+    segments = WARP_LANES / lanes
+    band = params.column * sizes.stride_rows * sizes.image_columns * element
+    return max(float(words), min(segments * (lanes * apart / LINE_BYTES + 1), segments * band / LINE_BYTES + 1))
 
 
 def _read_again(sizes: PoolSizes, params: PlanesParams) -> float:
