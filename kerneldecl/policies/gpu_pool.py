@@ -44,7 +44,7 @@ LOAD_INSTRUCTIONS = 2.0
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return columns of pixels of several lengths, and the best of gpu_window in turns; nothing where no windows overlap."""
+    """Return columns of pixels of several lengths, and the best of gpu_window, in turns; nothing where no windows overlap."""
     sizes, gpu = pool_of(space), arch.the_gpu
     if sizes is None or not (computes if sizes.channels_first else takes)(sizes, gpu) or not _overlap(sizes):
         return ()

@@ -76,6 +76,7 @@ def _threads(strips: int) -> list[int]:
 def _work(sizes: PoolSizes, params: PlanesParams, moved: int, gpu: Gpu) -> Work:
     element, accum, out = (dtype_bytes(dtype) for dtype in (sizes.dtype, sizes.accum, sizes.out_dtype))
     rows, columns, turns = params.rows(sizes), params.columns(sizes), params.turns(sizes)
+    # The padding is not known here; that of windows which are as many as the image's pixels is usual.
     loads = pieces(columns, (sizes.window_columns - 1) * sizes.step_columns // 2, params.vector(sizes))
     row_words = sum(max(1, size * element // 4) for _, size in loads)
     in_flight = min(rows, params.ahead + MORE_AHEAD)

@@ -122,7 +122,9 @@ def test_pooling_of_models_computes_the_same(kind: str, dtype: str, ceils: bool)
 def test_columns_of_several_lengths_are_proposed_from_global_and_from_shared_memory(arch: str, attrs: dict[str, Any]) -> None:
     gpu = load_arch(REPOSITORY, arch)
     mod = canonical.lower(rule_of(**attrs))
-    own = [dict(each.candidate.params) for each in policy.propose(iter_space(mod), gpu, 8) if each.candidate.template == "gpu_pool_planes"]
+    proposals = policy.propose(iter_space(mod), gpu, 8)
+    own = [dict(each.candidate.params) for each in proposals if each.candidate.template == "gpu_pool_planes"]
+    assert proposals[0].candidate.template == "gpu_pool_planes"
     assert len({params["column"] for params in own}) >= 3
     assert {params["staged"] for params in own} == {False, True}
     assert all(template.apply(mod, params, gpu) is not None for params in own)
