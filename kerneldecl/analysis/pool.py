@@ -1,4 +1,4 @@
-"""Owns pooling as policies see it: sizes read from an iteration space, and the parameters of the kernel.
+"""Owns pooling as policies see it: sizes read from an iteration space, and the parameters of the kernel for channels last.
 
 Knows nothing of TVM or of which parameters are fast.
 """
@@ -22,7 +22,7 @@ MAX_UNROLLED = 256
 
 
 class PoolSizes(NamedTuple):
-    """Sizes of windows over images [images, rows, columns, channels]."""
+    """Sizes of windows over images [images, rows, columns, channels], or [images, channels, rows, columns]."""
 
     images: int
     image_rows: int
@@ -40,6 +40,8 @@ class PoolSizes(NamedTuple):
     dtype: str
     accum: str
     """What maxima or sums are computed in."""
+    out_dtype: str
+    channels_first: bool
 
     @property
     def elements(self) -> int:
@@ -98,15 +100,21 @@ class PoolParams(NamedTuple):
 
 
 def takes(sizes: PoolSizes, gpu: Gpu) -> bool:
-    """Say whether the kernel pools such images on a GPU."""
+    """Say whether the kernel for channels last pools such images on a GPU."""
     has_vectors = sizes.vector * dtype_bytes(sizes.dtype) >= MIN_ACCESS_BYTES
-    return sizes.dtype in DTYPES and has_vectors and sizes.elements < MAX_OFFSET and gpu.compute_capability >= FIRST_CAPABILITY
+    return not sizes.channels_first and sizes.out_dtype == sizes.dtype and has_vectors and computes(sizes, gpu)
+
+
+def computes(sizes: PoolSizes, gpu: Gpu) -> bool:
+    """Say whether a GPU has the instructions for a dtype, and 32 bits the offsets of all elements."""
+    return {sizes.dtype, sizes.out_dtype} <= DTYPES and sizes.elements < MAX_OFFSET and gpu.compute_capability >= FIRST_CAPABILITY
 
 
 def pool_of(space: IterSpace) -> PoolSizes | None:
     """Return the sizes of the pooling that an iteration space may be, None where it is none.
 
-    Its reduction's axes are images, rows, columns, channels, and a window's rows and columns; its one input is images.
+    Its reduction's axes are images, rows, columns, channels, the latter last or second, and a window's rows and columns; its one input
+    is images.
     """
     reducing = [block for block in space.blocks if block.is_reduction]
     if len(reducing) != 1 or len(space.inputs) != 1 or len(space.outputs) != 1:
@@ -115,26 +123,31 @@ def pool_of(space: IterSpace) -> PoolSizes | None:
     image = next((access for each in space.blocks for access in each.reads if access.operand == space.inputs[0]), None)
     if image is None or len(block.reads) != 1 or len(block.axes) != 6 or block.flops_per_point != 1:
         return None
-    return _sizes(block, block.reads[0], image)
+    out_dtype = next(access.dtype for each in space.blocks for access in each.writes if access.operand == space.outputs[0])
+    layouts = (_sizes(block, block.reads[0], image, out_dtype, channels_first=first) for first in (False, True))
+    return next((sizes for sizes in layouts if sizes is not None), None)
 
 
-def _sizes(block: Block, read: Access, image: Access) -> PoolSizes | None:
+def _sizes(block: Block, read: Access, image: Access, out_dtype: str, *, channels_first: bool) -> PoolSizes | None:
     axes, (out,) = block.axes, block.writes
     if tuple(axis.kind for axis in axes) != ("spatial",) * 4 + ("reduce",) * 2 or len(image.shape) != 4 or len(read.index) != 4:
         return None
-    down, along = _steps(read.index[1], 1), _steps(read.index[2], 2)
-    if down is None or along is None or not all(map(_is_axis, (read.index[0], read.index[3], *out.index), (0, 3, *range(4)))):
+    row, column, channel = (2, 3, 1) if channels_first else (1, 2, 3)
+    down, along = _steps(read.index[row], row, 4), _steps(read.index[column], column, 5)
+    if down is None or along is None:
         return None
-    images, image_rows, image_columns, channels = image.shape
-    if (axes[0].extent, axes[3].extent) != (images, channels):
+    if not all(map(_is_axis, (read.index[0], read.index[channel], *out.index), (0, channel, *range(4)))):
+        return None
+    images, channels = image.shape[0], image.shape[channel]
+    if (axes[0].extent, axes[channel].extent) != (images, channels):
         return None
     return PoolSizes(
         images=images,
-        image_rows=image_rows,
-        image_columns=image_columns,
+        image_rows=image.shape[row],
+        image_columns=image.shape[column],
         channels=channels,
-        out_rows=axes[1].extent,
-        out_columns=axes[2].extent,
+        out_rows=axes[row].extent,
+        out_columns=axes[column].extent,
         window_rows=axes[4].extent,
         window_columns=axes[5].extent,
         stride_rows=down[0],
@@ -143,6 +156,8 @@ def _sizes(block: Block, read: Access, image: Access) -> PoolSizes | None:
         step_columns=along[1],
         dtype=image.dtype,
         accum=out.dtype,
+        out_dtype=out_dtype,
+        channels_first=channels_first,
     )
 
 
@@ -151,10 +166,10 @@ def _is_axis(index: tuple[tuple[int, int], ...] | None, axis: int) -> bool:
     return index in {((axis, 1),), ()}
 
 
-def _steps(index: tuple[tuple[int, int], ...] | None, axis: int) -> tuple[int, int] | None:
-    """Return the stride and the dilation of an index by an output axis and the window's axis three places on; None for other indices."""
-    if index is None or {at for at, _ in index} - {axis, axis + 3}:
+def _steps(index: tuple[tuple[int, int], ...] | None, axis: int, tap: int) -> tuple[int, int] | None:
+    """Return the stride and the dilation of an index by an output axis and an axis of the window; None for other indices."""
+    if index is None or {at for at, _ in index} - {axis, tap}:
         return None
     steps = dict(index)
-    stride, step = steps.get(axis, 1), steps.get(axis + 3, 1)
+    stride, step = steps.get(axis, 1), steps.get(tap, 1)
     return (stride, step) if min(stride, step) >= 1 else None

@@ -9,14 +9,15 @@ import itertools
 from collections.abc import Iterator
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
-from kerneldecl.analysis.pool import PoolParams, PoolSizes, pool_of, takes
+from kerneldecl.analysis.pool import PoolParams, PoolSizes, computes, pool_of, takes
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_window
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
+from kerneldecl.policies.gpu.pool_planes import INSTRUCTION_FLOPS, planes_in_turns
 from kerneldecl.policies.gpu.time_model import Timed, Work, access_widths, ranked
 from kerneldecl.policies.shared.traffic import moved_bytes
 
-TEMPLATES = ("gpu_pool", *gpu_window.TEMPLATES)
+TEMPLATES = ("gpu_pool", "gpu_pool_planes", *gpu_window.TEMPLATES)
 AUTO = {"cuda": 69}
 HAS_TRACES = False
 
@@ -36,8 +37,6 @@ MANY_THREADS = 512
 MAX_REGISTERS = 168
 OTHER_REGISTERS = 10
 """Registers of a thread besides the vectors under way and the windows that it keeps: 8 to 18 in 40 kernels of nvcc 13.0."""
-INSTRUCTION_FLOPS = 2.0
-"""Operations for which an instruction counts: both take an issue slot, and rates count a multiply-add as two."""
 TURN_INSTRUCTIONS = 50.0
 """Instructions of a thread that finds its place."""
 LOAD_INSTRUCTIONS = 2.0
@@ -45,11 +44,11 @@ LOAD_INSTRUCTIONS = 2.0
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return columns of pixels of several lengths, and the best of gpu_window in turns; nothing where no windows overlap."""
-    sizes = pool_of(space)
-    if sizes is None or not takes(sizes, arch.the_gpu) or not _overlap(sizes):
+    """Return columns of pixels of several lengths, and the best of gpu_window, in turns; nothing where no windows overlap."""
+    sizes, gpu = pool_of(space), arch.the_gpu
+    if sizes is None or not (computes if sizes.channels_first else takes)(sizes, gpu) or not _overlap(sizes):
         return ()
-    own = list(_in_turns(sizes, moved_bytes(space), arch.the_gpu, top_k))
+    own = list((planes_in_turns if sizes.channels_first else _in_turns)(sizes, moved_bytes(space), gpu, top_k))
     return tuple(interleaved(own, gpu_window.propose(space, arch, top_k)))[:top_k] if own else ()
 
 

@@ -88,10 +88,16 @@ CONVOLUTIONS: list[tuple[str, dict[str, Any]]] = [
     *(("conv2d_transpose", {**IMAGE, "kh": 4, "kw": 4, "stride": 2, "padding": 1, "layout": layout}) for layout in ("nhwc", "nchw")),
 ]
 POOL = {"n": 3, "h": 45, "w": 37, "c": 64, "kh": 3, "kw": 3, "padding": 1}
+PLANES = POOL | {"layout": "nchw"}
 POOLED: list[dict[str, Any]] = [
     *({**POOL, "op": op, "stride": 2, "dtype": d} for op in ("max", "mean") for d in ("float16", "bfloat16", "float32")),
     {**POOL, "op": "mean", "count_padding": False, "c": 36, "dtype": "float16"},
     {**POOL, "op": "max", "kh": 5, "kw": 2, "dtype": "bfloat16"},
+    *(
+        {**PLANES, "op": "max", "w": w, "stride": s, "dtype": d}
+        for w, s, d in ((112, 2, "float16"), (67, 2, "bfloat16"), (30, 1, "float32"))
+    ),
+    *({**PLANES, "op": "mean", "w": w, "count_padding": False, "dtype": "float16"} for w in (11, 56)),
 ]
 
 

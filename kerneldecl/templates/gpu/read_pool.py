@@ -1,4 +1,4 @@
-"""Owns the recognition of pooling with channels last: maxima or sums of windows, what is outside of images, and what becomes of a sum.
+"""Owns the recognition of pooling, of both layouts: maxima or sums of windows, what is outside of images, and what becomes of a sum.
 
 Knows nothing of kernels. A function is recognised by its structure, so that models' pooling is, too.
 """
@@ -81,10 +81,16 @@ def _read(block: Any, after: list[Any], sizes: PoolSizes) -> PoolSpec:
     if not after:
         return PoolSpec(sizes, before, is_maximum, _cast(sizes.dtype, "sum"))
     [last] = after
-    _require(not is_maximum and isinstance(last.body, tirx.BufferStore) and str(last.body.buffer.dtype) == sizes.dtype)
+    _require(not is_maximum and isinstance(last.body, tirx.BufferStore) and str(last.body.buffer.dtype) == sizes.out_dtype)
     axes = [axis.var for axis in last.iter_vars]
     _require(len(axes) == 4 and all(one.same_as(other) for one, other in zip(last.body.indices, axes, strict=True)))
-    return PoolSpec(sizes, before, is_maximum, _text(last.body.value, {axes[1]: "row", axes[2]: "column"}, store.buffer, axes))
+    row, column = _pixel(axes, sizes)
+    return PoolSpec(sizes, before, is_maximum, _text(last.body.value, {row: "row", column: "column"}, store.buffer, axes))
+
+
+def _pixel(each: Any, sizes: PoolSizes) -> Any:
+    """Return what is of rows and of columns, of axes or of indices of images."""
+    return each[2:4] if sizes.channels_first else each[1:3]
 
 
 def _load(term: Any, is_maximum: bool) -> tuple[Any, Any]:
@@ -119,12 +125,13 @@ def _analyzer(block: Any) -> Analyzer:
 
 def _before(load: Any, block: Any, sizes: PoolSizes) -> tuple[int, int]:
     """Return the padding above and to the left: how far before the image its first window begins."""
-    _, i, j, _, k, m = (axis.var for axis in block.iter_vars)
+    axes = [axis.var for axis in block.iter_vars]
+    (i, j), (k, m) = _pixel(axes, sizes), axes[4:]
     analyzer = _analyzer(block)
     steps = ((i, sizes.stride_rows, k, sizes.step_rows), (j, sizes.stride_columns, m, sizes.step_columns))
     found = [
         analyzer.simplify(place * stride + tap * step - index)
-        for index, (place, stride, tap, step) in zip(load.indices[1:3], steps, strict=True)
+        for index, (place, stride, tap, step) in zip(_pixel(load.indices, sizes), steps, strict=True)
     ]
     _require(all(isinstance(each, tirx.IntImm) for each in found))
     rows, columns = map(int, found)
@@ -135,7 +142,7 @@ def _is_inside(condition: Any, load: Any, block: Any, sizes: PoolSizes) -> bool:
     """Say whether the condition holds just where the load is of an element of the image."""
     analyzer = _analyzer(block)
     extents = (sizes.image_rows, sizes.image_columns)
-    inside = [each for index, extent in zip(load.indices[1:3], extents, strict=True) for each in (index >= 0, index < extent)]
+    inside = [each for index, extent in zip(_pixel(load.indices, sizes), extents, strict=True) for each in (index >= 0, index < extent)]
     if condition is None:
         return all(map(analyzer.can_prove, inside))
     every = tirx.all(*inside)

@@ -132,7 +132,6 @@ def test_proposals_have_registers_for_the_threads_that_the_model_counts(op: str)
 @pytest.mark.parametrize(
     ("name", "attrs"),
     [
-        ("pool2d", SMALL | {"layout": "nchw"}),
         ("pool2d", SMALL | {"c": 15}),
         ("conv2d", {"n": 2, "h": 13, "w": 11, "c": 16, "f": 16, "groups": 16, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}),
         ("reduce", {"op": "max", "shape": (4, 8, 8, 16), "axes": (1, 2)}),
@@ -143,6 +142,10 @@ def test_other_functions_are_none_and_have_no_proposal(name: str, attrs: dict[st
     mod = canonical.lower(load_rule(REPOSITORY, name).of(REPOSITORY, attrs))
     assert policy.propose(iter_space(mod), H200, 5) == ()
     assert template.apply(mod, PARAMS, H200) is None
+
+
+def test_channels_first_are_left_to_another_template() -> None:
+    assert template.apply(canonical.lower(rule_of(**SMALL | {"layout": "nchw"})), PARAMS, H200) is None
 
 
 def test_windows_that_do_not_overlap_are_left_to_single_pixels() -> None:
