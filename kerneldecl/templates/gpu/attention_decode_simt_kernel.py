@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import tirx
 
-from kerneldecl.analysis.attention_decode_simt import DecodeSimtParams, width
+from kerneldecl.analysis.attention_decode_simt import COMBINED, DecodeSimtParams, width
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining
 from kerneldecl.templates.gpu.attention_decode_simt_text import CONSTANTS, FUNCTIONS, KERNEL, STORE, STORE_PART
@@ -74,6 +75,7 @@ def _constants(kernel: DecodeSimtKernel) -> str:
         scale_log2=f"{kernel.scale_log2!r}f",
         item=cuda_type(spec.dtype),
         access=access_type(elements * dtype_bytes(spec.dtype)),
+        columns_bytes=min(4 * elements, VECTOR_BYTES),
         widen=widened(spec.dtype, "float32"),
     )
 
@@ -93,7 +95,7 @@ def _kernel(kernel: DecodeSimtKernel, names: tuple[str, ...]) -> str:
         v_head=kernel.head_stride(spec.value_dim),
         v_row=kernel.row_stride(spec.value_dim),
         multiply_values=f"multiply_values(scores, {'keys' if spec.is_latent else 'values'}, results);",
-        store=STORE if kernel.parts == 1 else STORE_PART,
+        store=STORE.format(access=access_type(COMBINED * dtype_bytes(spec.dtype))) if kernel.parts == 1 else STORE_PART,
     )
 
 

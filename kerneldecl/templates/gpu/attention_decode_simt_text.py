@@ -18,6 +18,8 @@ constexpr float LOG2 = {scale_log2};  // by which scores are multiplied before p
 using Item = {item};
 using Access = {access};
 struct alignas(16) Quad {{ float x[4]; }};
+struct alignas({columns_bytes}) Columns {{ float x[WIDTH]; }};  // a lane's neighbouring columns of results
+struct alignas(4 * sizeof(Item)) Four {{ Item x[4]; }};
 {widen}
 """
 
@@ -80,6 +82,64 @@ __device__ __forceinline__ void multiply_keys(const float (&queries)[ROWS][K_HEL
         for (int r = 0; r < ROWS; r++) scores[u][r] = fmaf(queries[r][j][w], key, scores[u][r]);
       }
 }
+// Have all lanes that share a row of keys know its scores.
+__device__ __forceinline__ void add_lanes(float (&scores)[UNROLL][ROWS]) {
+  #pragma unroll
+  for (int by = LANES / 2; by > 0; by /= 2)
+    #pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+      #pragma unroll
+      for (int r = 0; r < ROWS; r++) scores[u][r] += __shfl_xor_sync(0xffffffffu, scores[u][r], by);
+}
+__device__ __forceinline__ void mask_keys(int first, const int (&limit)[ROWS], float (&scores)[UNROLL][ROWS]) {
+  #pragma unroll
+  for (int u = 0; u < UNROLL; u++)
+    #pragma unroll
+    for (int r = 0; r < ROWS; r++)
+      if (first + u * SLOTS >= limit[r]) scores[u][r] = -INFINITY;
+}
+__device__ __forceinline__ void scale_row(float (&results)[V_HELD][WIDTH], float factor) {
+  #pragma unroll
+  for (int j = 0; j < V_HELD; j++)
+    #pragma unroll
+    for (int w = 0; w < WIDTH; w++) results[j][w] *= factor;
+}
+// Raise the maxima of rows where scores are higher, and shrink what was found before; seldom so after the first keys, so one vote decides.
+__device__ __forceinline__ void follow_maxima(const float (&scores)[UNROLL][ROWS], float (&highest)[ROWS], float (&total)[ROWS],
+                                              float (&results)[ROWS][V_HELD][WIDTH]) {
+  float most[ROWS];
+  bool has_grown = false;
+  #pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    most[r] = highest[r];
+    #pragma unroll
+    for (int u = 0; u < UNROLL; u++) most[r] = fmaxf(most[r], scores[u][r]);
+    has_grown = has_grown || most[r] > highest[r];
+  }
+  if (!__any_sync(0xffffffffu, has_grown)) return;
+  #pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    float shrink = power(highest[r], reference(most[r]));
+    highest[r] = most[r];
+    total[r] *= shrink;
+    scale_row(results[r], shrink);
+  }
+}
+// Store a lane's columns of results in shared memory, or add them to what is there.
+__device__ __forceinline__ void add_results(float* to, const float (&results)[ROWS][V_HELD][WIDTH], int lane, bool is_first) {
+  #pragma unroll
+  for (int r = 0; r < ROWS; r++)
+    #pragma unroll
+    for (int j = 0; j < V_HELD; j++)
+      if ((j + 1) * LANES <= V_VECTORS || j * LANES + lane < V_VECTORS) {
+        Columns* place = reinterpret_cast<Columns*>(to + r * VALUE_DIM + (j * LANES + lane) * WIDTH);
+        Columns sum = {};
+        if (!is_first) sum = *place;
+        #pragma unroll
+        for (int w = 0; w < WIDTH; w++) sum.x[w] += results[r][j][w];
+        *place = sum;
+      }
+}
 // Add powers times values to a lane's columns of results.
 template <int HELD>
 __device__ __forceinline__ void multiply_values(const float (&powers)[UNROLL][ROWS], const Access (&values)[UNROLL][HELD],
@@ -139,25 +199,11 @@ __device__ __forceinline__ void {function}({parameters}, float* smem, int block,
     multiply_keys(queries, keys, scores);
     if (!IS_LATENT && next < end)
       load_block<K_HELD, K_VECTORS>(keys, keys_of_head, pages, {k_outer}LL, {k_row}LL, next, slot, lane, length);
+    add_lanes(scores);
+    mask_keys(at * BLOCK + slot, limit, scores);
+    follow_maxima(scores, highest, total, results);
     #pragma unroll
     for (int r = 0; r < ROWS; r++) {{
-      float most = highest[r];
-      #pragma unroll
-      for (int u = 0; u < UNROLL; u++) {{
-        #pragma unroll
-        for (int by = LANES / 2; by > 0; by /= 2) scores[u][r] += __shfl_xor_sync(0xffffffffu, scores[u][r], by);
-        if (at * BLOCK + u * SLOTS + slot >= limit[r]) scores[u][r] = -INFINITY;
-        most = fmaxf(most, scores[u][r]);
-      }}
-      if (most > highest[r]) {{
-        float shrink = power(highest[r], reference(most));
-        highest[r] = most;
-        total[r] *= shrink;
-        #pragma unroll
-        for (int j = 0; j < V_HELD; j++)
-          #pragma unroll
-          for (int w = 0; w < WIDTH; w++) results[r][j][w] *= shrink;
-      }}
       float base = reference(highest[r]);
       #pragma unroll
       for (int u = 0; u < UNROLL; u++) scores[u][r] = power(scores[u][r], base), total[r] += scores[u][r];
@@ -169,35 +215,26 @@ __device__ __forceinline__ void {function}({parameters}, float* smem, int block,
       load_pages(pages, table, next + WARPS, slot, length);
     }}
   }}
-  // 3. What the lanes of a warp have found of other keys, then what its warps have.
-  #pragma unroll
-  for (int by = LANES; by < 32; by *= 2)
-    #pragma unroll
-    for (int r = 0; r < ROWS; r++) {{
-      float its = __shfl_xor_sync(0xffffffffu, highest[r], by), sum = __shfl_xor_sync(0xffffffffu, total[r], by);
-      float higher = fmaxf(highest[r], its), base = reference(higher), mine = power(highest[r], base), theirs = power(its, base);
-      highest[r] = higher;
-      total[r] = total[r] * mine + sum * theirs;
-      #pragma unroll
-      for (int j = 0; j < V_HELD; j++)
-        #pragma unroll
-        for (int w = 0; w < WIDTH; w++) {{
-          float added = __shfl_xor_sync(0xffffffffu, results[r][j][w], by);
-          results[r][j][w] = results[r][j][w] * mine + added * theirs;
-        }}
-    }}
+  // 3. What the lanes of a warp have found of other keys, one group of lanes after another, then what its warps have.
+  float* mine = smem + warp * ROWS * VALUE_DIM;
   float* statistics = smem + WARPS * ROWS * VALUE_DIM;
-  if (slot == 0) {{
+  #pragma unroll
+  for (int r = 0; r < ROWS; r++) {{
+    float most = highest[r];
     #pragma unroll
-    for (int r = 0; r < ROWS; r++) {{
-      #pragma unroll
-      for (int j = 0; j < V_HELD; j++)
-        if ((j + 1) * LANES <= V_VECTORS || j * LANES + lane < V_VECTORS) {{
-          #pragma unroll
-          for (int w = 0; w < WIDTH; w++) smem[(warp * ROWS + r) * VALUE_DIM + (j * LANES + lane) * WIDTH + w] = results[r][j][w];
-        }}
-      if (lane == 0) statistics[(warp * ROWS + r) * 2] = highest[r], statistics[(warp * ROWS + r) * 2 + 1] = total[r];
-    }}
+    for (int by = LANES; by < 32; by *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, by));
+    float factor = power(highest[r], reference(most));
+    highest[r] = most;
+    total[r] *= factor;
+    #pragma unroll
+    for (int by = LANES; by < 32; by *= 2) total[r] += __shfl_xor_sync(0xffffffffu, total[r], by);
+    scale_row(results[r], factor);
+    if (thread % 32 == 0) statistics[(warp * ROWS + r) * 2] = most, statistics[(warp * ROWS + r) * 2 + 1] = total[r];
+  }}
+  #pragma unroll 1
+  for (int turn = 0; turn < SLOTS; turn++) {{
+    if (slot == turn) add_results(mine, results, lane, turn == 0);
+    __syncwarp();
   }}
   __syncthreads();
   // 4. The sum over all warps, and its store.
@@ -225,11 +262,12 @@ __device__ __forceinline__ void {function}({parameters}, float* smem, int block,
 """
 
 STORE = """float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-      struct alignas(4 * sizeof(Item)) Four { Item x[4]; } four;
+      Four four;
       #pragma unroll
       for (int c = 0; c < 4; c++) four.x[c] = narrow(found.x[c] * factor);
-      *reinterpret_cast<Four*>(O + query_row(batch, kv_head, row) * VALUE_DIM + column) = four;"""
+      {access}* to = reinterpret_cast<{access}*>(O + query_row(batch, kv_head, row) * VALUE_DIM + column);
+      *to = *reinterpret_cast<const {access}*>(&four);"""
 
 STORE_PART = """long long place = ((long long)(head * ROW_BLOCKS + row_block) * PARTS + part) * ROWS + r;
-      *reinterpret_cast<Quad*>(parts + place * VALUE_DIM + column) = found;
+      *reinterpret_cast<float4*>(parts + place * VALUE_DIM + column) = make_float4(found.x[0], found.x[1], found.x[2], found.x[3]);
       if (column == 0) part_sums[place * 2] = most, part_sums[place * 2 + 1] = sum;"""

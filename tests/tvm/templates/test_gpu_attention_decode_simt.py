@@ -95,7 +95,9 @@ def test_results_are_the_same_bits_in_whatever_order_threads_run() -> None:
 
 @needs_nvcc
 @pytest.mark.parametrize(("gpu", "sm"), at({0}, GPUS))
-@pytest.mark.parametrize("attrs", at({0, 3}, [GROUPS, ONE_HEAD, EACH_HEAD, LATENT, GROUPS | {"queries": 9}, GROUPS | {"head_dim": 42, "value_dim": 40}]))
+@pytest.mark.parametrize(
+    "attrs", at({0, 3}, [GROUPS, ONE_HEAD, EACH_HEAD, LATENT, GROUPS | {"queries": 9}, GROUPS | {"head_dim": 42, "value_dim": 40}])
+)
 def test_first_choices_compile_without_spills(gpu: str, sm: str, attrs: dict[str, Any]) -> None:
     mod, machine = canonical.lower(rule_of(DECODE, attrs)), load_arch(REPOSITORY, gpu)
     for proposal in policy.propose(iter_space(mod), machine, 20)[:9:4]:
@@ -140,7 +142,9 @@ def test_auto_has_a_kernel_before_the_fallback(gpu: str, attrs: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("gpu", ["h200", "a100-80gb", "rtx-4090", "b200", "t4"])
-@pytest.mark.parametrize("attrs", at({0, 1}, [LATENT, GROUPS, GROUPS | {"queries": 16, "page_size": 7}, {}, {"keys": 1}, {"head_dim": 256}]))
+@pytest.mark.parametrize(
+    "attrs", at({0, 1}, [LATENT, GROUPS, GROUPS | {"queries": 16, "page_size": 7}, {}, {"keys": 1}, {"head_dim": 256}])
+)
 def test_the_policys_proposals_apply(gpu: str, attrs: dict[str, Any]) -> None:
     mod, arch = canonical.lower(rule_of(DECODE, attrs)), load_arch(REPOSITORY, gpu)
     proposals = policy.propose(iter_space(mod), arch, 1000)
