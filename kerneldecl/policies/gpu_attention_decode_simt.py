@@ -18,6 +18,7 @@ from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, WARP_LANES
 from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_attention_decode as mma_sync
+from kerneldecl.policies import gpu_attention_simt
 from kerneldecl.policies.gpu.time_model import FEW_TURNS, p_norm, warp_fma_cycles
 
 TEMPLATES = ("gpu_attention_decode_simt",)
@@ -44,6 +45,8 @@ KEY_INSTRUCTIONS, STEP_INSTRUCTIONS = 12.0, 40.0
 """Instructions of a thread for the addresses of a key and its values, and for a step besides its keys."""
 STEP_CYCLES, LEVEL_CYCLES = 150.0, 30.0
 """Cycles of a step in which a warp waits for its own results, and for each level of its shuffles."""
+FASTER = 0.85
+"""Part of this kernel's time that tiles must be predicted to take: their model has less loss where DRAM is the limit, by 10 %."""
 OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap."""
 
@@ -56,7 +59,7 @@ class Timed(NamedTuple):
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the parameters with the least predicted time, best first; nothing for what mma.sync takes or is no such attention."""
+    """Return the parameters with the least predicted time, best first; nothing for what other kernels are for, or is no such attention."""
     sizes, gpu = decode_of(space), arch.the_gpu
     if sizes is None or not takes(sizes) or _is_for_mma_sync(sizes, gpu):
         return ()
@@ -68,7 +71,15 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
         (first if is_new else later).append(timed)
         splits[split] += is_new
         tiles[tile] += is_new
-    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in (*first, *later)[:top_k])
+    found = (*first, *later)
+    if not found or (not sizes.has_lengths and _is_slower_than_tiles(min(found).secs, space, arch)):
+        return ()
+    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in found[:top_k])
+
+
+def _is_slower_than_tiles(secs: float, space: IterSpace, arch: Arch) -> bool:
+    """Say whether tiles of queries by keys, which know no lengths and split no keys, are predicted to take much less time."""
+    return any(proposal.predicted_secs < FASTER * secs for proposal in gpu_attention_simt.propose(space, arch, 1))
 
 
 def _is_for_mma_sync(sizes: DecodeSizes, gpu: Gpu) -> bool:

@@ -25,6 +25,7 @@ DECODES: dict[str, Case] = {
     "pages of three keys": (DECODE, {"page_size": 3, "keys": 99}, {"split_k": 3, "unroll": 4}),
     "heads of 72, values of 24": (DECODE, {"head_dim": 72, "value_dim": 24}, {"lanes": 4, "unroll": 1}),
     "heads of 42, values of 20": (DECODE, {"head_dim": 42, "value_dim": 20}, {"split_k": 2}),
+    "more lanes than vectors of a row": (DECODE, {}, {"lanes": 32, "unroll": 8, "split_k": 2}),
     "latent, in pages": (
         DECODE,
         {"latent": True, "head_dim": 96, "value_dim": 64, "kv_heads": 1, "heads": 5, "page_size": 16, "keys": 112},

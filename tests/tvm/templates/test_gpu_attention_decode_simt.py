@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation import EmulationError
 from support.attention_decode_cases import DECODE, PLAIN_ATTENTION
 from support.attention_decode_simt_cases import DECODES, PLAIN, SMALL
 from support.compilers import needs_nvcc
+from support.emulated_attention import flawed
 from support.emulated_decode import H200, decoded
 from support.repository import REPOSITORY
 from support.thinned import at, only
@@ -94,6 +96,21 @@ def test_results_are_the_same_bits_in_whatever_order_threads_run() -> None:
 
 
 @needs_nvcc
+@pytest.mark.parametrize("wait", only(("__syncthreads",), ("__syncthreads", "__syncwarp")))
+def test_a_missing_wait_is_noticed(wait: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flawed(monkeypatch, lambda source: source.replace(f"{wait}();", ";"))
+    rule = rule_of(DECODE, {"batch": 1, "keys": 17})
+    inputs = rule.inputs(np.random.default_rng(0))
+
+    def with_some_order() -> None:
+        for seed in range(4):
+            results(rule, {"warps": 4}, inputs, seed)
+
+    with pytest.raises(EmulationError, match="nobody has written"):
+        with_some_order()
+
+
+@needs_nvcc
 @pytest.mark.parametrize(("gpu", "sm"), at({0}, GPUS))
 @pytest.mark.parametrize(
     "attrs", at({0, 3}, [GROUPS, ONE_HEAD, EACH_HEAD, LATENT, GROUPS | {"queries": 9}, GROUPS | {"head_dim": 42, "value_dim": 40}])
@@ -159,3 +176,11 @@ def test_keys_are_split_where_heads_leave_sms_idle() -> None:
     splits = [int(dict(policy.propose(space, H200, 1)[0].candidate.params)["split_k"]) for space in (few, many)]
     assert splits[0] >= 8
     assert splits[1] < splits[0]
+
+
+def test_many_queries_without_lengths_are_left_to_tiles() -> None:
+    """Of 16 queries of each of 256 heads tiles are predicted to be faster; of one query, splits."""
+    attrs = {"batch": 8, "heads": 32, "kv_heads": 32, "keys": 256, "head_dim": 128}
+    one, many = (iter_space(canonical.lower(rule_of(PLAIN_ATTENTION, attrs | {"queries": queries}))) for queries in (1, 16))
+    assert policy.propose(one, H200, 1)
+    assert policy.propose(many, H200, 1) == ()
