@@ -94,7 +94,7 @@ def _kernel(kernel: DecodeSimtKernel, names: tuple[str, ...]) -> str:
         v_outer=kernel.outer_stride(spec.value_dim),
         v_head=kernel.head_stride(spec.value_dim),
         v_row=kernel.row_stride(spec.value_dim),
-        multiply_values=f"multiply_values(scores, {'keys' if spec.is_latent else 'values'}, results);",
+        values="keys" if spec.is_latent else "values",
         store=STORE.format(access=access_type(COMBINED * dtype_bytes(spec.dtype))) if kernel.parts == 1 else STORE_PART,
     )
 

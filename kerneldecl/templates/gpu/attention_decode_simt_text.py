@@ -47,7 +47,7 @@ __device__ __forceinline__ void load_row(Access (&to)[HELD], const Item* row, in
     if ((j + 1) * LANES <= VECTORS || j * LANES + lane < VECTORS) to[j] = reinterpret_cast<const Access*>(row)[j * LANES + lane];
   }
 }
-// The key that a lane loads: the sequence's last one in place of those beyond it, whose powers are zero.
+// The key that a lane loads: the sequence's last one in place of those beyond it.
 __device__ __forceinline__ int key_of(int block, int u, int slot, int length) { return min(block * BLOCK + u * SLOTS + slot, length - 1); }
 // Load a lane's part of a block of keys or values.
 template <int HELD, int VECTORS>
@@ -63,6 +63,16 @@ __device__ __forceinline__ void load_block(Access (&to)[UNROLL][HELD], const Ite
 __device__ __forceinline__ void load_pages(int (&pages)[UNROLL], const int* table, int block, int slot, int length) {
   #pragma unroll
   for (int u = 0; u < UNROLL; u++) pages[u] = PAGE ? table[key_of(block, u, slot, length) / (PAGE ? PAGE : 1)] : 0;
+}
+// Make values of keys beyond the sequence's end zero: powers of zero do not hide infinities.
+template <int HELD>
+__device__ __forceinline__ void clear_rest(Access (&values)[UNROLL][HELD], int first, int length) {
+  #pragma unroll
+  for (int u = 0; u < UNROLL; u++)
+    if (first + u * SLOTS >= length) {
+      #pragma unroll
+      for (int j = 0; j < HELD; j++) values[u][j] = Access{};
+    }
 }
 // Scores of a thread's keys and rows: products of a lane's elements.
 __device__ __forceinline__ void multiply_keys(const float (&queries)[ROWS][K_HELD][WIDTH], const Access (&keys)[UNROLL][K_HELD],
@@ -208,7 +218,8 @@ __device__ __forceinline__ void {function}({parameters}, float* smem, int block,
       #pragma unroll
       for (int u = 0; u < UNROLL; u++) scores[u][r] = power(scores[u][r], base), total[r] += scores[u][r];
     }}
-    {multiply_values}
+    if ((at + 1) * BLOCK > length) clear_rest({values}, at * BLOCK + slot, length);
+    multiply_values(scores, {values}, results);
     if (next < end) {{
       if (IS_LATENT) load_block<K_HELD, K_VECTORS>(keys, keys_of_head, pages, {k_outer}LL, {k_row}LL, next, slot, lane, length);
       else load_block<V_HELD, V_VECTORS>(values, values_of_head, pages, {v_outer}LL, {v_row}LL, next, slot, lane, length);

@@ -15,13 +15,14 @@ from support.emulated_decode import H200, decoded
 from support.repository import REPOSITORY
 from support.thinned import at, only
 
-from kerneldecl.arrays import relative_error
+from kerneldecl.arrays import finite_rms, relative_error, row_scales
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.plugins.policy_order import standard_order
 from kerneldecl.policies import gpu_attention_decode_simt as policy
+from kerneldecl.runners.reference_data import make_reference_data
 from kerneldecl.templates import gpu_attention_decode_simt
 from kerneldecl.toolchain import nvcc
 
@@ -76,6 +77,27 @@ def test_lengths_beyond_the_cache_are_cut() -> None:
     lengths[:] = 20
     want = rule.reference(*inputs, lengths)
     assert relative_error(results(rule, {}, [*inputs, np.array([1000, 20], np.int32)]), want) <= rule.tolerance()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("attrs", at({0}, [{}, {"queries": 3, "page_size": 16, "keys": 96}, {"latent": True, "value_dim": 32}]))
+def test_special_values_are_those_of_the_reference(attrs: dict[str, Any]) -> None:
+    """Infinities of a sequence's last value stay what they are beside keys that are not there."""
+    data = make_reference_data({"root": str(REPOSITORY), "rule": DECODE, "attrs": SMALL | {"keys": 99} | attrs, "seed": 1})
+    rule = rule_of(DECODE, {"keys": 99} | attrs)
+    for each in data.sets:
+        got = results(rule, {"split_k": 2}, list(each.inputs))
+        scale = row_scales(each.expected[0], finite_rms(data.expected[0]))
+        assert relative_error(got, each.expected[0], scale, any_for_nan=each.any_for_nan) <= rule.tolerance(), each.where
+
+
+@needs_nvcc
+def test_an_infinite_last_value_is_not_multiplied_by_zero() -> None:
+    rule = rule_of(DECODE, {"batch": 1, "keys": 33})
+    q, k, v, lengths = rule.inputs(np.random.default_rng(0))
+    lengths[:], v[:, :, 32, 5] = 33, np.inf
+    got = results(rule, {}, [q, k, v, lengths])
+    assert (got[..., 5] == np.inf).all()
 
 
 @needs_nvcc
