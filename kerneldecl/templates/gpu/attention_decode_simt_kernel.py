@@ -104,7 +104,7 @@ def _parameter(name: str) -> str:
         return f"float* __restrict__ {name}"
     if name in ("page_table", "lengths"):
         return f"const int* __restrict__ {name}"
-    return f"{'' if name == 'O' else 'const '}Item* __restrict__ {name}"
+    return f"{'' if name == 'O' else 'const '}Word* __restrict__ {name}"
 
 
 def _bool(value: object) -> str:

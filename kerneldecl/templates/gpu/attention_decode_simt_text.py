@@ -168,6 +168,8 @@ __device__ __forceinline__ void multiply_values(const float (&powers)[UNROLL][RO
 """
 
 KERNEL = """
+// Where a GPU does not compute with bfloat16, TVM has words of 16 bits.
+template <class Word>
 __device__ __forceinline__ void {function}({parameters}, float* smem, int block, int thread) {{
   // 1. The rows of queries, the head of keys, the part of these, and a lane's place.
   int row_block = block % ROW_BLOCKS, of_head = block / ROW_BLOCKS, part = of_head % PARTS, head = of_head / PARTS;
@@ -175,8 +177,8 @@ __device__ __forceinline__ void {function}({parameters}, float* smem, int block,
   int length = {length};
   int blocks = (length + BLOCK - 1) / BLOCK;
   int begin = (int)((long long)blocks * part / PARTS), end = (int)((long long)blocks * (part + 1) / PARTS);
-  const Item* keys_of_head = K + (PAGE ? 0 : batch) * {k_outer}LL + kv_head * {k_head}LL;
-  const Item* values_of_head = {v} + (PAGE ? 0 : batch) * {v_outer}LL + kv_head * {v_head}LL;
+  const Item* keys_of_head = reinterpret_cast<const Item*>(K) + (PAGE ? 0 : batch) * {k_outer}LL + kv_head * {k_head}LL;
+  const Item* values_of_head = reinterpret_cast<const Item*>({v}) + (PAGE ? 0 : batch) * {v_outer}LL + kv_head * {v_head}LL;
   const int* table = {table};
   float queries[ROWS][K_HELD][WIDTH], results[ROWS][V_HELD][WIDTH] = {{}}, highest[ROWS], total[ROWS];
   int limit[ROWS];  // the first key that a row does not see
@@ -184,7 +186,7 @@ __device__ __forceinline__ void {function}({parameters}, float* smem, int block,
   for (int r = 0; r < ROWS; r++) {{
     int row = min(row_block * ROWS + r, GROUP_ROWS - 1);
     Access held[K_HELD];
-    load_row<K_HELD, K_VECTORS>(held, Q + query_row(batch, kv_head, row) * HEAD_DIM, lane);
+    load_row<K_HELD, K_VECTORS>(held, reinterpret_cast<const Item*>(Q) + query_row(batch, kv_head, row) * HEAD_DIM, lane);
     #pragma unroll
     for (int j = 0; j < K_HELD; j++)
       #pragma unroll

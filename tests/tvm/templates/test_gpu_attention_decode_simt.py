@@ -30,7 +30,7 @@ GROUPS = {"batch": 15, "heads": 8, "kv_heads": 2, "keys": 5061, "head_dim": 128}
 ONE_HEAD = {"batch": 2, "heads": 8, "kv_heads": 1, "keys": 1984, "head_dim": 64}
 EACH_HEAD = {"batch": 4, "heads": 16, "kv_heads": 16, "keys": 4096, "head_dim": 128}
 LATENT = {"batch": 2, "heads": 16, "kv_heads": 1, "keys": 1024, "head_dim": 576, "value_dim": 512, "latent": True, "page_size": 64}
-GPUS = (("h200", "sm_90a"), ("a100-80gb", "sm_80"), ("rtx-4090", "sm_89"))
+GPUS = ("h200", "a100-80gb", "rtx-4090", "t4")
 
 
 def rule_of(name: str, attrs: dict[str, Any]) -> Any:
@@ -133,13 +133,31 @@ def test_a_missing_wait_is_noticed(wait: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("gpu", "sm"), at({0}, GPUS))
 @pytest.mark.parametrize(
-    "attrs", at({0, 3}, [GROUPS, ONE_HEAD, EACH_HEAD, LATENT, GROUPS | {"queries": 9}, GROUPS | {"head_dim": 42, "value_dim": 40}])
+    ("gpu", "sm", "attrs"),
+    at(
+        {0, 4},
+        [
+            ("h200", "sm_90a", GROUPS),
+            ("h200", "sm_90a", ONE_HEAD),
+            ("h200", "sm_90a", EACH_HEAD | {"page_size": 16}),
+            ("h200", "sm_90a", LATENT),
+            ("a100-80gb", "sm_80", GROUPS),
+            ("a100-80gb", "sm_80", GROUPS | {"queries": 9}),
+            ("a100-80gb", "sm_80", GROUPS | {"head_dim": 42, "value_dim": 40}),
+            ("rtx-4090", "sm_89", EACH_HEAD | {"head_dim": 256}),
+            ("rtx-4090", "sm_89", LATENT),
+            ("b200", "sm_100a", GROUPS | {"layout": "bshd"}),
+            ("t4", "sm_75", GROUPS),
+            ("t4", "sm_75", GROUPS | {"dtype": "bfloat16"}),
+        ],
+    ),
 )
 def test_first_choices_compile_without_spills(gpu: str, sm: str, attrs: dict[str, Any]) -> None:
     mod, machine = canonical.lower(rule_of(DECODE, attrs)), load_arch(REPOSITORY, gpu)
-    for proposal in policy.propose(iter_space(mod), machine, 20)[:9:4]:
+    proposals = policy.propose(iter_space(mod), machine, 20)[:9:4]
+    assert proposals
+    for proposal in proposals:
         kernel = gpu_attention_decode_simt.apply(mod, dict(proposal.candidate.params), machine)
         assert kernel is not None
         usage = nvcc.compile_cubin(cuda_source(kernel, machine, "kernel"), sm, (*nvcc.FLAGS, *nvcc.TIRX_FLAGS)).usage.values()
@@ -171,7 +189,7 @@ def test_what_mma_sync_takes_is_left_to_it() -> None:
     assert policy.propose(space, load_arch(REPOSITORY, "t4"), 20)
 
 
-@pytest.mark.parametrize("gpu", [name for name, _ in GPUS])
+@pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("attrs", [GROUPS, ONE_HEAD, LATENT])
 def test_auto_has_a_kernel_before_the_fallback(gpu: str, attrs: dict[str, Any]) -> None:
     space, arch = iter_space(canonical.lower(rule_of(DECODE, attrs))), load_arch(REPOSITORY, gpu)
