@@ -95,7 +95,9 @@ def choices(sizes: DecodeSizes, gpu: Gpu) -> Iterator[DecodeSimtParams]:
         units = sizes.batch * sizes.kv_heads * -(-sizes.group_rows // rows)
         most = max(1, sizes.keys // (tile.block_n * warps))
         for split_k in sorted({1} | {min(most, waves * blocks * gpu.sm_count // units) for waves in WAVES} - {0}):
-            yield tile._replace(split_k=split_k)
+            # An SM has no use for room for thread blocks that are not there.
+            if units * split_k > (blocks - 1) * gpu.sm_count:
+                yield tile._replace(split_k=split_k)
 
 
 def _rows(sizes: DecodeSizes) -> list[int]:
