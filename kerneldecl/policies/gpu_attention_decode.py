@@ -138,10 +138,11 @@ def secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu) -> float:
     ends = waves / params.blocks if waves > 1 else 1.0
     ends *= START_SECS + (CLUSTER_SECS * params.cluster.bit_length() if params.cluster > 1 else 0.0)
     busy = p_norm(streamed, computed, exponent=OVERLAP) + ends + GROUP_SECS * params.groups + (PAGES_SECS if sizes.page_size else 0.0)
-    return busy + _launch_secs(gpu) + (_combine_secs(sizes, params, gpu, grid) if params.split_k > params.cluster else 0.0)
+    return busy + launch_secs(gpu) + (_combine_secs(sizes, params, gpu, grid) if params.split_k > params.cluster else 0.0)
 
 
-def _launch_secs(gpu: Gpu) -> float:
+def launch_secs(gpu: Gpu) -> float:
+    """Return the time of a launch, less where the kernel starts while the preceding one ends."""
     has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
     return gpu.launch_secs * (PDL_LAUNCH_SHARE if has_pdl else 1.0)
 
@@ -149,7 +150,7 @@ def _launch_secs(gpu: Gpu) -> float:
 def _combine_secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, grid: int) -> float:
     """Return the time of the second kernel, which adds up the results of a grid's clusters."""
     results = grid // params.cluster * params.block_rows * sizes.value_dim
-    return COMBINE_SECS + PARTS_SECS * -(-params.parts // AT_ONCE) + _launch_secs(gpu) + 2 * 4 * results / gpu.l2_bytes_per_s
+    return COMBINE_SECS + PARTS_SECS * -(-params.parts // AT_ONCE) + launch_secs(gpu) + 2 * 4 * results / gpu.l2_bytes_per_s
 
 
 def _bytes_per_s(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, active: int) -> float:

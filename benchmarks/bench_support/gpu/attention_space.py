@@ -35,6 +35,14 @@ DECODE = {
     "blocks": (1, 2, 3, 4),
     "cluster": (1, 2, 4, 8),
 }
+DECODE_SIMT = {
+    "rows": (1, 2, 3, 4, 5, 6, 8, 12, 16),
+    "lanes": (4, 8, 16, 32),
+    "unroll": (1, 2, 4, 8),
+    "warps": (2, 4, 6, 8, 12, 16),
+    "split_k": (0,),
+    "blocks": (1, 2, 3, 4),
+}
 WGMMA_DECODE = {"stages": (2, 4, 6), "split_k": (0,), "cluster": (1, 2), "turns": (0, 1)}
 MOST_PARTS = 4
 
@@ -91,6 +99,20 @@ def _decode(space: Any, gpu: Any) -> Iterator[Any]:
             yield params
 
 
+def _decode_simt(space: Any, gpu: Any) -> Iterator[Any]:
+    from kerneldecl.analysis.attention_decode import decode_of
+    from kerneldecl.analysis.attention_decode_simt import DecodeSimtParams
+
+    sizes = decode_of(space)
+    assert sizes is not None, "the entry is an attention of few queries"
+    for point in _points(DECODE_SIMT | {"split_k": _splits(sizes, gpu, 1)}):
+        params = DecodeSimtParams(**point)
+        # A thread block without a row, or a warp that finds no block of keys, is of no use.
+        is_used = params.rows <= sizes.group_rows and params.block_n * params.warps * params.split_k <= sizes.keys
+        if params.fits(sizes, gpu) and is_used:
+            yield params
+
+
 def _wgmma_decode(space: Any, gpu: Any) -> Iterator[Any]:
     from kerneldecl.analysis.attention_decode import decode_of
     from kerneldecl.analysis.wgmma_decode import BLOCK_KEYS, WgmmaDecodeParams
@@ -106,5 +128,6 @@ def _wgmma_decode(space: Any, gpu: Any) -> Iterator[Any]:
 _SPACES: Mapping[str, Callable[[Any, Any], Iterator[Any]]] = {
     "wgmma_attention": _prefill,
     "gpu_attention_decode": _decode,
+    "gpu_attention_decode_simt": _decode_simt,
     "wgmma_attention_decode": _wgmma_decode,
 }

@@ -53,15 +53,20 @@ def build(function: CudaFunction) -> tvm.IRModule:
     buffers = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in function.arguments}
     arguments = list(buffers.values())
     workspaces = {name: tirx.decl_buffer((count,), dtype, name) for name, (count, dtype) in function.workspaces.items()}
+    kernels = bodies(function, buffers | workspaces)
+    allocations = [tirx.AllocBuffer(workspace) for workspace in workspaces.values()]
+    body = tirx.SeqStmt([*allocations, *kernels]) if len(kernels) + len(allocations) > 1 else kernels[0]
+    func = tirx.PrimFunc(arguments, body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    return tvm.IRModule({"main": func})
+
+
+def bodies(function: CudaFunction, buffers: Mapping[str, Any]) -> list[Any]:
+    """Return the bodies of a function's kernels on these buffers, arguments and workspaces by name."""
     namespace = f"kd_{hashlib.sha256(function.text.encode()).hexdigest()[:12]}"
     # TVM writes the text once for each function that is called, and includes bfloat16 for GPUs that compute with it alone.
     include = "#include <cuda_bf16.h>\n" if "nv_bfloat16" in function.text else ""
     source = f"#ifndef {namespace}_text\n#define {namespace}_text\n{include}namespace {namespace} {{{function.text}}}\n#endif\n"
-    bodies = [_body(kernel, buffers | workspaces, (namespace, source), function.pdl) for kernel in function.kernels]
-    allocations = [tirx.AllocBuffer(workspace) for workspace in workspaces.values()]
-    body = tirx.SeqStmt([*allocations, *bodies]) if len(bodies) + len(allocations) > 1 else bodies[0]
-    func = tirx.PrimFunc(arguments, body).with_attr({"global_symbol": "main", "tirx.noalias": True})
-    return tvm.IRModule({"main": func})
+    return [_body(kernel, buffers, (namespace, source), function.pdl) for kernel in function.kernels]
 
 
 def _body(kernel: CudaKernel, buffers: Mapping[str, Any], text: tuple[str, str], pdl: bool) -> Any:

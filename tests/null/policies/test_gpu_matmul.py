@@ -279,6 +279,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
     traced = policies_behind(STANDARD, "traced", "cuda")
     untraced = {
         "gpu_attention_decode",
+        "gpu_attention_decode_simt",
         "gpu_attention_simt",
         "gpu_attention_tc",
         "wgmma_attention",
