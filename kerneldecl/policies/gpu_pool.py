@@ -1,4 +1,4 @@
-"""Owns how many pixels of windows that overlap a thread should pool on a GPU, and what to try first.
+"""Owns how many pixels of windows that overlap, or are small, a thread should pool on a GPU, and what to try first.
 
 Knows nothing of TVM or of how the template applies it.
 """
@@ -34,6 +34,9 @@ MORE_AHEAD = 2
 """Rows more than those that nvcc 13.0 has under way: it moves up the loads of the next ones (SASS of 40 kernels)."""
 MANY_THREADS = 512
 """Threads of an SM with which narrower vectors have no use: 16 vectors of 16 bytes of each are 128 KB under way."""
+MAX_WINDOW = 16
+"""Elements of a window at most that overlaps no other and whose columns are contiguous: a thread reads all of it. gpu_reduce, which takes
+such windows else, is predicted three times as slow with those of 2 x 2."""
 MAX_REGISTERS = 168
 OTHER_REGISTERS = 10
 """Registers of a thread besides the vectors under way and the windows that it keeps: 8 to 18 in 40 kernels of nvcc 13.0."""
@@ -44,16 +47,18 @@ LOAD_INSTRUCTIONS = 2.0
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return columns of pixels of several lengths, and the best of gpu_window, in turns; nothing where no windows overlap."""
+    """Return columns of pixels of several lengths, and the best of gpu_window, in turns; nothing for what other policies do as well."""
     sizes, gpu = pool_of(space), arch.the_gpu
-    if sizes is None or not (computes if sizes.channels_first else takes)(sizes, gpu) or not _overlap(sizes):
+    if sizes is None or not (computes if sizes.channels_first else takes)(sizes, gpu) or not _is_shared(sizes):
         return ()
     own = list((planes_in_turns if sizes.channels_first else _in_turns)(sizes, moved_bytes(space), gpu, top_k))
     return tuple(interleaved(own, gpu_window.propose(space, arch, top_k)))[:top_k] if own else ()
 
 
-def _overlap(sizes: PoolSizes) -> bool:
-    return sizes.window_rows > sizes.stride_rows or sizes.window_columns > sizes.stride_columns
+def _is_shared(sizes: PoolSizes) -> bool:
+    """Say whether windows overlap, or threads share the lines of small ones."""
+    is_small = sizes.channels_first and sizes.window_rows * sizes.window_columns <= MAX_WINDOW
+    return is_small or sizes.window_rows > sizes.stride_rows or sizes.window_columns > sizes.stride_columns
 
 
 def _in_turns(sizes: PoolSizes, moved: int, gpu: Gpu, top_k: int) -> Iterator[Proposal]:

@@ -48,6 +48,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"kh": 2, "kw": 2, "padding": 0, "stride": 1, "w": 12}, {"column": 4, "strip": 8}),
     ({"op": "mean", "dtype": "float32", "kh": 2, "kw": 2, "padding": 1, "stride": 1, "w": 9}, {"strip": 3, "column": 5, "staged": True}),
     ({"n": 1, "c": 1, "w": 3, "stride": 1, "padding": 0}, {"column": 4, "strip": 1, "staged": True}),
+    ({"kh": 2, "kw": 2, "padding": 0, "w": 15, "h": 12}, {"strip": 4, "column": 3}),
+    ({"op": "mean", "kh": 2, "kw": 2, "padding": 0}, {"strip": 4, "column": 2, "staged": True}),
     ({"kh": 5, "kw": 5, "padding": 1, "stride": 3, "w": 24}, {"strip": 4, "column": 2}),
     ({"kh": 5, "kw": 5, "padding": 2, "stride": 1}, {"strip": 8, "column": 5, "staged": True}),
     ({"n": 3, "c": 11, "h": 4, "w": 5, "dtype": "float32"}, {"strip": 1, "column": 2, "staged": True, "threads": 96}),
@@ -201,8 +203,10 @@ def test_other_functions_are_none(name: str, attrs: dict[str, Any]) -> None:
     assert template.apply(canonical.lower(load_rule(REPOSITORY, name).of(REPOSITORY, attrs)), PARAMS, H200) is None
 
 
-def test_windows_that_do_not_overlap_have_no_proposal() -> None:
-    assert policy.propose(iter_space(canonical.lower(rule_of(**SMALL | {"kh": 2, "kw": 2, "padding": 0}))), H200, 5) == ()
+def test_of_windows_that_do_not_overlap_small_ones_alone_have_proposals() -> None:
+    small, large = SMALL | {"kh": 2, "kw": 2, "padding": 0}, SMALL | {"kh": 5, "kw": 5, "padding": 0, "stride": 5}
+    assert policy.propose(iter_space(canonical.lower(rule_of(**small))), H200, 5)
+    assert policy.propose(iter_space(canonical.lower(rule_of(**large))), H200, 5) == ()
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 33}, {"strip": 9}, {"column": 8}, {"strip": 0}, {"ahead": 0}], ids=str)
