@@ -102,9 +102,11 @@ def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[s
     """Return the digests of the winner's blobs, as an earlier record has them or else made now; or why they cannot be made."""
     if won := before.winner(winner):
         return won.blobs
-    rebuilt = session.workspace.own_store.write_blob(winner_object(task, winner, session.runner))
+    content = winner_object(task, winner, session.runner)
+    if isinstance(content, str):
+        return content
     described = describe(session, task, winner.candidate)
-    return described if isinstance(described, str) else {"object": rebuilt, **described}
+    return described if isinstance(described, str) else {"object": session.workspace.own_store.write_blob(content), **described}
 
 
 def device_of(session: Session, entry: EntryPlan, task: Task, outcome: Outcome, runner: Runner) -> Device:

@@ -375,7 +375,10 @@ def keep_objects(task: Task, built: Sequence[Trial], runner: Runner) -> None:
     _rebuild(task, [t for t in built if t.code_digest and not task.has_object(t.code_digest)], runner)
 
 
-def winner_object(task: Task, winner: Trial, runner: Runner) -> bytes:
-    """Return the winner's object file, rebuilt if an earlier build's records spared that so far."""
+def winner_object(task: Task, winner: Trial, runner: Runner) -> bytes | str:
+    """Return the winner's object file, rebuilt if an earlier build's records spared that so far; or why there is none."""
     keep_objects(task, [winner], runner)
-    return task.object_path(winner.code_digest).read_bytes()
+    if task.has_object(winner.code_digest):
+        return task.object_path(winner.code_digest).read_bytes()
+    # Records say what a schedule compiles to; another build of the same release of a compiler may make other code of it.
+    return f"{winner.candidate} compiles to other code here than where it was measured: build it where its device is, or `--retune` it"

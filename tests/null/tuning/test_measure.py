@@ -413,3 +413,14 @@ def test_the_record_tells_the_device_and_how_it_was(tmp_path: Path) -> None:
 
     found = measured_on(task_in(tmp_path), Told())
     assert found == {"measured_peaks": {"dram_bytes_per_s": 4.27e12}, "provenance": told["device"], "conditions": told["conditions"]}
+
+
+def test_a_winner_that_compiles_to_other_code_here_is_told(tmp_path: Path) -> None:
+    task, runner = task_in(tmp_path), TableRunner()
+    (tmp_path / "here.o").write_bytes(b"code")
+    assert search.winner_object(task, built("here"), runner) == b"code"
+    assert runner.of("build") == []
+    told = search.winner_object(task, built("elsewhere"), runner)
+    assert runner.of("build") == ["elsewhere"]
+    assert isinstance(told, str)
+    assert "compiles to other code here than where it was measured" in told
