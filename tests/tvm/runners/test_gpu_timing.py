@@ -77,8 +77,12 @@ class FakeGpu:
         return L2_BYTES
 
     @property
+    def touched_bytes(self) -> int:
+        return sum(self.sizes)
+
+    @property
     def reuses_l2(self) -> bool:
-        return self.set_count * sum(self.sizes) < 2 * L2_BYTES
+        return self.set_count * self.touched_bytes < 2 * L2_BYTES
 
     def sets(self) -> list[None]:
         return [None] * self.set_count
