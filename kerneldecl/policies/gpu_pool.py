@@ -51,7 +51,9 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     sizes, gpu = pool_of(space), arch.the_gpu
     if sizes is None or not (computes if sizes.channels_first else takes)(sizes, gpu) or not _is_shared(sizes):
         return ()
-    own = list((planes_in_turns if sizes.channels_first else _in_turns)(sizes, moved_bytes(space), gpu, top_k))
+    in_turns = (planes_in_turns if sizes.channels_first else _in_turns)(sizes, moved_bytes(space), gpu, top_k)
+    # Blocks of whole rows may be those of another kind.
+    own = list({proposal.candidate: proposal for proposal in in_turns}.values())
     return tuple(interleaved(own, gpu_window.propose(space, arch, top_k)))[:top_k] if own else ()
 
 

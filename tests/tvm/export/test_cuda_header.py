@@ -127,7 +127,7 @@ def test_host_code_of_all_headers_compiles(tmp_path: Path) -> None:
     headers = [header(entry, tmp_path, f"kernel_{at}") for at, entry in enumerate(entries().values())]
     locked = tomllib.loads((REPOSITORY / "workloads.lock").read_text())["entry"]
     # One whose policy proposes what no GPU has measured yet has no record: a build ranks what was, and keeps that to itself.
-    whole = {entry["name"] for entry in locked if entry["name"].endswith("@h200") and "measured" not in entry}
+    whole = {entry["name"] for entry in locked if entry["name"].endswith("@h200") and not {"measured", "unmeasured"} & entry.keys()}
     assert len(whole) > 50
     assert {*entries()} >= whole
     sized = [f"kernel_{at}_workspace_bytes" for at, path in enumerate(headers) if f"kernel_{at}_workspace_bytes" in path.read_text()]
