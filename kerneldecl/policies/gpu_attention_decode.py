@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kerneldecl.analysis.attention_decode import ITEM_BYTES, MMA_STEP, DecodeParams, DecodeSizes, decode_of, steps, takes
 from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS, VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
+from kerneldecl.policies.gpu.decode_order import Kind, varied
 from kerneldecl.policies.gpu.time_model import p_norm
 
 TEMPLATES = ("gpu_attention_decode",)
@@ -71,27 +70,14 @@ OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap."""
 
 
-class Timed(NamedTuple):
-    """Parameters with their predicted time."""
-
-    secs: float
-    params: DecodeParams
-
-
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the parameters with the least predicted time, best first; nothing for what is no attention of few queries."""
     sizes, gpu = decode_of(space), arch.the_gpu
     if sizes is None or not takes(sizes) or gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return ()
-    splits, tiles = Counter[int](), Counter[tuple[int, ...]]()
-    first, later = list[Timed](), list[Timed]()
-    for timed in sorted({Timed(secs(sizes, params, gpu), params) for params in choices(sizes, gpu)}):
-        split, tile = timed.params.split_k, (timed.params.warps, timed.params.block_n, timed.params.blocks)
-        is_new = splits[split] < SAME_SPLIT and tiles[tile] < SAME_TILE
-        (first if is_new else later).append(timed)
-        splits[split] += is_new
-        tiles[tile] += is_new
-    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in (*first, *later)[:top_k])
+    timed = sorted({(secs(sizes, params, gpu), params) for params in choices(sizes, gpu)})
+    found = varied(timed, lambda params: Kind(params.split_k, (params.warps, params.block_n, params.blocks)), SAME_SPLIT, SAME_TILE)
+    return tuple(Proposal(params.candidate(), predicted) for predicted, params in found[:top_k])
 
 
 def choices(sizes: DecodeSizes, gpu: Gpu) -> Iterator[DecodeParams]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kerneldecl.analysis import attention_decode
 from kerneldecl.analysis.attention_decode import DecodeSizes, decode_of
@@ -19,6 +17,7 @@ from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_attention_decode as mma_sync
 from kerneldecl.policies import gpu_attention_simt
+from kerneldecl.policies.gpu.decode_order import Kind, varied
 from kerneldecl.policies.gpu.time_model import FEW_TURNS, p_norm, warp_fma_cycles
 
 TEMPLATES = ("gpu_attention_decode_simt",)
@@ -51,30 +50,16 @@ OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap."""
 
 
-class Timed(NamedTuple):
-    """Parameters with their predicted time."""
-
-    secs: float
-    params: DecodeSimtParams
-
-
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the parameters with the least predicted time, best first; nothing for what other kernels are for, or is no such attention."""
     sizes, gpu = decode_of(space), arch.the_gpu
     if sizes is None or not takes(sizes) or _is_for_mma_sync(sizes, gpu):
         return ()
-    splits, tiles = Counter[int](), Counter[tuple[int, ...]]()
-    first, later = list[Timed](), list[Timed]()
-    for timed in sorted({Timed(secs(sizes, params, gpu), params) for params in choices(sizes, gpu)}):
-        split, tile = timed.params.split_k, (timed.params.lanes, timed.params.unroll, timed.params.warps)
-        is_new = splits[split] < SAME_SPLIT and tiles[tile] < SAME_TILE
-        (first if is_new else later).append(timed)
-        splits[split] += is_new
-        tiles[tile] += is_new
-    found = (*first, *later)
-    if not found or (not sizes.has_lengths and _is_slower_than_tiles(min(found).secs, space, arch)):
+    timed = sorted({(secs(sizes, params, gpu), params) for params in choices(sizes, gpu)})
+    if not timed or (not sizes.has_lengths and _is_slower_than_tiles(timed[0][0], space, arch)):
         return ()
-    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in found[:top_k])
+    found = varied(timed, lambda params: Kind(params.split_k, (params.lanes, params.unroll, params.warps)), SAME_SPLIT, SAME_TILE)
+    return tuple(Proposal(params.candidate(), predicted) for predicted, params in found[:top_k])
 
 
 def _is_slower_than_tiles(secs: float, space: IterSpace, arch: Arch) -> bool:

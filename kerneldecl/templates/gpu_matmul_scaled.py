@@ -138,7 +138,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch,
 
 
 def _fragments(sch: Schedule, products: Any, tiles: GemmTcParams, mma: MmaIntrinsics) -> tuple[Any, Any]:
-    """Split the products of a k-tile into fragments; return the block that is one, and the loop over its steps along k."""
+    """Split the GEMM of a k-tile into fragments; return the block that is one, and the loop over its steps along k."""
     m, n, k = sch.get_loops(products)[-3:]
     m, m_in = sch.split(m, [None, ROWS])
     n, n_in = sch.split(n, [None, ROWS])

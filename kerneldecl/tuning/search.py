@@ -381,4 +381,4 @@ def winner_object(task: Task, winner: Trial, runner: Runner) -> bytes | str:
     if task.has_object(winner.code_digest):
         return task.object_path(winner.code_digest).read_bytes()
     # Records say what a schedule compiles to; another build of the same release of a compiler may make other code of it.
-    return f"{winner.candidate} compiles to other code here than where it was measured: build it where its device is, or `--retune` it"
+    return f"{winner.candidate} compiles to other code here than where it was measured: build it where its device is"

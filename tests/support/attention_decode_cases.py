@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kerneldecl.model import Value
+from kerneldecl.rule import Rule
 
 Case = tuple[str, dict[str, Any], dict[str, Value]]
 """Rule, its attributes, parameters of the template."""
@@ -58,3 +61,18 @@ DECODES: dict[str, Case] = {
     "no lengths, causal, more queries than keys": (PLAIN_ATTENTION, {"queries": 9, "keys": 3, "causal": True}, {"rows": 8}),
     "no lengths, all see all": (PLAIN_ATTENTION, {"queries": 16, "heads": 2, "layout": "bshd"}, {"split_k": 4, "cluster": 2, "rows": 16}),
 }
+RAGGED: dict[str, Any] = {"batch": 4, "page_size": 16, "keys": 64, "queries": 2, "kv_heads": 4, "pages": 16}
+
+
+def ragged_inputs(rule: Rule) -> tuple[list[Any], Any]:
+    """Return inputs of a rule with attributes RAGGED and its results: lengths 0, 1, 33, 64; NaN and wild numbers of pages beyond them."""
+    q, k, v, table, lengths = rule.inputs(np.random.default_rng(0))
+    lengths[:] = 0, 1, 33, 64
+    want = rule.reference(q, k, v, table, lengths)
+    for sequence, length in enumerate(lengths):
+        pages = -(-length // 16)
+        k[table[sequence, pages:]] = v[table[sequence, pages:]] = np.nan
+        if length % 16:
+            k[table[sequence, pages - 1], :, length % 16 :] = v[table[sequence, pages - 1], :, length % 16 :] = np.nan
+        table[sequence, pages:] = -(2**31)
+    return [q, k, v, table, lengths], want

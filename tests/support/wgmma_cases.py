@@ -56,6 +56,8 @@ STREAMED_GEMMS: dict[str, Case] = {
 }
 """GEMMs whose residual TMA loads."""
 GEMMS: dict[str, Case] = {
+    "four consumers": ({**FLOAT16, "m": 300, "epilogue": ("bias", "relu")}, {"block_m": 256, "block_n": 48, "consumers": 4, "stages": 3}),
+    "four consumers, through registers": ({**FLOAT16, "k": 203}, {"block_m": 256, "block_n": 48, "consumers": 4, "stages": 3}),
     "nn": ({"layout": "nn"}, {}),
     "nt": ({"layout": "nt", "m": 300}, {}),
     "tn": ({"layout": "tn"}, {}),

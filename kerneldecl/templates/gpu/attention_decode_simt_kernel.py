@@ -15,6 +15,7 @@ from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.attention_decode_combine import Workspace, combining
 from kerneldecl.templates.gpu.attention_decode_simt_text import CONSTANTS, FUNCTIONS, KERNEL, STORE, STORE_PART
+from kerneldecl.templates.gpu.attention_simt_text import POWERS
 from kerneldecl.templates.gpu.cuda_kernels import CudaFunction, CudaKernel, bodies
 from kerneldecl.templates.gpu.cuda_types import access_type, cuda_type, widened
 from kerneldecl.templates.shared.cache_attention import CacheAttention
@@ -53,7 +54,7 @@ def build(kernel: DecodeSimtKernel) -> tvm.IRModule:
 
 def decode_source(kernel: DecodeSimtKernel, names: tuple[str, ...]) -> str:
     """Return the CUDA text of the kernel, whose function takes buffers of these names."""
-    return "".join((_constants(kernel), FUNCTIONS, _kernel(kernel, names)))
+    return "".join((_constants(kernel), POWERS, FUNCTIONS, _kernel(kernel, names)))
 
 
 def _constants(kernel: DecodeSimtKernel) -> str:

@@ -23,15 +23,7 @@ struct alignas(4 * sizeof(Item)) Four {{ Item x[4]; }};
 {widen}
 """
 
-FUNCTIONS = """
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-// What powers are distances to: a maximum, or zero where no key is seen.
-__device__ __forceinline__ float reference(float highest) { return highest == -INFINITY ? 0.0f : highest * LOG2; }
-__device__ __forceinline__ float power(float score, float reference) { return power_of_two(fmaf(score, LOG2, -reference)); }
+FUNCTIONS = """\
 __device__ __forceinline__ float element(const Access& held, int w) { return wide(reinterpret_cast<const Item*>(&held)[w]); }
 // Where a row of Q or O begins, in rows: those of a head of keys are ordered by queries, then by heads.
 __device__ __forceinline__ long long query_row(int batch, int kv_head, int row) {
@@ -74,7 +66,7 @@ __device__ __forceinline__ void clear_rest(Access (&values)[UNROLL][HELD], int f
       for (int j = 0; j < HELD; j++) values[u][j] = Access{};
     }
 }
-// Scores of a thread's keys and rows: products of a lane's elements.
+// Scores of a thread's keys and rows: dot products over a lane's elements.
 __device__ __forceinline__ void multiply_keys(const float (&queries)[ROWS][K_HELD][WIDTH], const Access (&keys)[UNROLL][K_HELD],
                                               float (&scores)[UNROLL][ROWS]) {
   #pragma unroll

@@ -66,7 +66,7 @@ __device__ __forceinline__ void copy_some<{width}>(float* to, const Item* from, 
 }}
 """
 
-SOFTMAX = """
+POWERS = """
 __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -75,10 +75,16 @@ __device__ __forceinline__ float power_of_two(float x) {
 // What powers are distances to: a maximum, or zero where no key is seen.
 __device__ __forceinline__ float reference(float highest) { return highest == -INFINITY ? 0.0f : highest * LOG2; }
 __device__ __forceinline__ float power(float score, float reference) { return power_of_two(fmaf(score, LOG2, -reference)); }
+"""
+"""Powers of two of scores, in units of LOG2, less those of a row's maximum."""
+SOFTMAX = (
+    POWERS
+    + """\
 __device__ __forceinline__ bool is_seen(int row, int key) {
   return key < KEYS && (!IS_CAUSAL || key <= row + UPPER) && (!HAS_LOWER || key >= row + LOWER);
 }
 """
+)
 
 PRODUCTS = """
 // Scores of a thread's rows, 4 apart from the lane's first one, and keys, 8 apart.

@@ -1,4 +1,4 @@
-"""Owns a GEMM of scaled values as sums of products of values, which are scaled by k-tiles.
+"""Owns a GEMM of scaled operands as a GEMM of unscaled ones, whose accumulators of each k-tile are scaled.
 
 Knows nothing of schedules, tensor cores or policies.
 """
@@ -168,7 +168,7 @@ def _values(tiles: KTiles, buffers: _Buffers) -> list[Any]:
 
 
 def _products(tiles: KTiles, buffers: _Buffers) -> list[Any]:
-    """Add up the products of a k-tile."""
+    """Return the GEMM of a k-tile, into accumulators of its own."""
     _, left, right, products, *_ = buffers
     block_k = T.int64(tiles.tile[2])
 

@@ -15,10 +15,7 @@ from kerneldecl.compiler.scan import ScanSpec
 from kerneldecl.templates.gpu.cuda_text import filled
 from kerneldecl.templates.gpu.scan_source import constants_of, row_parts
 
-_WORK = """
-constexpr int TILE = T * W * U, TILES = (N + TILE - 1) / TILE, COUNT = {outer} * TILES;
-constexpr int G = {group}, GROUPS = (TILES + G - 1) / G, WORDS = COUNT + {outer} * GROUPS, MOST = GROUPS > G ? GROUPS : G;
-constexpr int LOOKS = MOST > 3 * T ? 4 : (MOST + T - 1) / T;
+PUBLISHED = """\
 constexpr uint64_t THERE = 1ull << 32;
 // Nothing is published yet, and no tile is taken.
 template <class K>
@@ -35,6 +32,14 @@ __device__ __forceinline__ uint64_t look(const uint64_t* at) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(at));
   return word;
 }
+"""
+"""Words that hold a sum and say that it is there: how they are cleared, published and looked at."""
+_SIZES = """
+constexpr int TILE = T * W * U, TILES = (N + TILE - 1) / TILE, COUNT = {outer} * TILES;
+constexpr int G = {group}, GROUPS = (TILES + G - 1) / G, WORDS = COUNT + {outer} * GROUPS, MOST = GROUPS > G ? GROUPS : G;
+constexpr int LOOKS = MOST > 3 * T ? 4 : (MOST + T - 1) / T;
+"""
+_TILES = """\
 // This thread's share of so many published sums: several are asked for before one is waited for. The first one has been looked at before.
 __device__ __forceinline__ Sum added(const uint64_t* words, int count, int thread, uint64_t first) {
   Sum sum = 0;
@@ -105,5 +110,5 @@ def scan_once_source(spec: ScanSpec, params: GpuScanOnceParams) -> str:
     """Return the text of both kernels' work: `clear` and `scan_once`."""
     parts = GpuScanParams(params.threads, 1, params.unroll)
     all_there = spec.sizes.extent % parts.step(spec.sizes) == 0
-    work = filled(_WORK, outer=spec.sizes.outer, group=GROUP_TILES)
+    work = filled(_SIZES + PUBLISHED + _TILES, outer=spec.sizes.outer, group=GROUP_TILES)
     return constants_of(spec, parts) + row_parts(spec, parts, all_there=all_there) + work

@@ -19,29 +19,16 @@ from kerneldecl.analysis.scan import GpuScanParams, GpuScanTilesParams
 from kerneldecl.compiler.scan import ScanSpec
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.cuda_text import filled
+from kerneldecl.templates.gpu.scan_once_source import PUBLISHED
 from kerneldecl.templates.gpu.scan_source import BEFORE_ME, constants_of
 
-_WORK = """
+_SIZES = """
 constexpr int TILE = T * W * U, TILES = (N + TILE - 1) / TILE, COUNT = {outer} * TILES;
 constexpr int G = {group}, GROUPS = (TILES + G - 1) / G, WORDS = COUNT + {outer} * GROUPS;
 constexpr int LAG = {lag}, AHEAD = {ahead}, LOOKS = {looks};
 constexpr int H = {held}, V = {kept};  // vectors of a thread in registers, and in shared memory
-constexpr uint64_t THERE = 1ull << 32;
-// Nothing is published yet, and no tile is taken.
-template <class K>
-__device__ __forceinline__ void clear(K* found, int block, int thread) {
-  int at = block * 256 + thread;
-  if (at <= WORDS) found[at] = 0;
-}
-__device__ __forceinline__ void publish(uint64_t* to, Sum sum) {
-  uint64_t word = THERE | *reinterpret_cast<const unsigned*>(&sum);
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word));
-}
-__device__ __forceinline__ uint64_t look(const uint64_t* at) {
-  uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(at));
-  return word;
-}
+"""
+_TILES = """\
 __device__ __forceinline__ Sum sum_in(uint64_t word) {
   unsigned low = (unsigned)word;
   return *reinterpret_cast<const Sum*>(&low);
@@ -255,7 +242,7 @@ def scan_tiles_source(spec: ScanSpec, params: GpuScanTilesParams) -> str:
     parts = GpuScanParams(params.threads, 1, params.unroll)
     nbytes = params.width(sizes) * dtype_bytes(spec.dtype)
     work = filled(
-        _WORK,
+        _SIZES + PUBLISHED + _TILES,
         outer=sizes.outer,
         group=params.group,
         lag=params.lag,

@@ -8,23 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.models_for_host import WORKLOADS
 from support.spaces import Space
 
 pytestmark = pytest.mark.slow
-
-WORKLOADS = """\
-edition = 1
-
-[artifact]
-name = "models"
-version = "0.1.0"
-
-[target.host]
-arch = "host"
-
-[defaults]
-top_k = 1
-"""
 
 
 def write_torch(path: Path) -> None:

@@ -9,26 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.models_for_host import WORKLOADS
 from support.spaces import Space
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[models]'")
 
 pytestmark = pytest.mark.slow
-
-
-WORKLOADS = """\
-edition = 1
-
-[artifact]
-name = "models"
-version = "0.1.0"
-
-[target.host]
-arch = "host"
-
-[defaults]
-top_k = 1
-"""
 
 
 class Small(torch.nn.Module):  # type: ignore[misc, name-defined]

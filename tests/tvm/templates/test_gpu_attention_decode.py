@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import EmulationError, host
-from support.attention_decode_cases import DECODE, DECODES, PLAIN, PLAIN_ATTENTION, SMALL
+from support.attention_decode_cases import DECODE, DECODES, PLAIN, PLAIN_ATTENTION, RAGGED, SMALL, ragged_inputs
 from support.compilers import needs_nvcc
 from support.emulated_decode import H200, decoded
 from support.repository import REPOSITORY
@@ -49,17 +49,9 @@ def test_right_results(name: str) -> None:
 @needs_nvcc
 def test_nothing_beyond_a_sequences_length_matters() -> None:
     """Neither what a cache has there, nor the numbers of pages; a sequence without keys gives zeros, and a query before the first key."""
-    rule = rule_of(DECODE, {"batch": 4, "page_size": 16, "keys": 64, "queries": 2, "kv_heads": 4, "pages": 16})
-    q, k, v, table, lengths = rule.inputs(np.random.default_rng(0))
-    lengths[:] = 0, 1, 33, 64
-    want = rule.reference(q, k, v, table, lengths)
-    for sequence, length in enumerate(lengths):
-        pages = -(-length // 16)
-        k[table[sequence, pages:]] = v[table[sequence, pages:]] = np.nan
-        if length % 16:
-            k[table[sequence, pages - 1], :, length % 16 :] = v[table[sequence, pages - 1], :, length % 16 :] = np.nan
-        table[sequence, pages:] = -(2**31)
-    got = results(rule, {"split_k": 2}, [q, k, v, table, lengths])
+    rule = rule_of(DECODE, RAGGED)
+    inputs, want = ragged_inputs(rule)
+    got = results(rule, {"split_k": 2}, inputs)
     assert relative_error(got, want) <= rule.tolerance()
     assert (got[0] == 0).all()
     assert (got[1, :, 0] == 0).all()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import EmulationError
-from support.attention_decode_cases import DECODE, PLAIN_ATTENTION
+from support.attention_decode_cases import DECODE, PLAIN_ATTENTION, RAGGED, ragged_inputs
 from support.attention_decode_simt_cases import DECODES, PLAIN, SMALL
 from support.compilers import needs_nvcc
 from support.emulated_attention import flawed
@@ -53,18 +53,10 @@ def test_right_results(name: str) -> None:
 @needs_nvcc
 def test_nothing_beyond_a_sequences_length_matters() -> None:
     """Neither what a cache has there, nor the numbers of pages; a sequence without keys gives zeros, and a query before the first key."""
-    rule = rule_of(DECODE, {"batch": 4, "page_size": 16, "keys": 64, "queries": 2, "kv_heads": 4, "pages": 16})
-    q, k, v, table, lengths = rule.inputs(np.random.default_rng(0))
-    lengths[:] = 0, 1, 33, 64
-    want = rule.reference(q, k, v, table, lengths)
-    for sequence, length in enumerate(lengths):
-        pages = -(-length // 16)
-        k[table[sequence, pages:]] = v[table[sequence, pages:]] = np.nan
-        if length % 16:
-            k[table[sequence, pages - 1], :, length % 16 :] = v[table[sequence, pages - 1], :, length % 16 :] = np.nan
-        table[sequence, pages:] = -(2**31)
+    rule = rule_of(DECODE, RAGGED)
+    inputs, want = ragged_inputs(rule)
     for split_k in (1, 2):
-        got = results(rule, {"split_k": split_k}, [q, k, v, table, lengths])
+        got = results(rule, {"split_k": split_k}, inputs)
         assert relative_error(got, want) <= rule.tolerance()
         assert (got[0] == 0).all()
         assert (got[1, :, 0] == 0).all()

@@ -12,23 +12,19 @@ from emulation import emulate
 from support import sliding_windows
 from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.emulated_kernel import error
+from support.pools import H200, cubin_of, rule_of
 from support.repository import REPOSITORY
 from support.thinned import at
 
 from kerneldecl.arrays import poisoned
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.cuda import cuda_program
-from kerneldecl.compiler.cuda_headers import headers_for
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Value
-from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import gpu_pool as policy
-from kerneldecl.rule import Rule
 from kerneldecl.templates import gpu_pool as template
 from kerneldecl.templates.gpu.read_pool import read_pool
-from kerneldecl.toolchain import nvcc
 
-H200 = load_arch(REPOSITORY, "h200")
 SMALL: dict[str, Any] = {"op": "max", "n": 2, "h": 13, "w": 11, "c": 16, "kh": 3, "kw": 3, "stride": 2, "padding": 1, "dtype": "float16"}
 RESNET: dict[str, Any] = SMALL | {"n": 64, "h": 112, "w": 112, "c": 64}
 PARAMS: dict[str, Value] = {"threads": 64, "width": 8, "column": 3, "strip": 1, "ahead": 3}
@@ -44,17 +40,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"kw": 1, "padding": 0, "h": 9, "w": 8}, {"column": 2}),
     ({"kh": 3, "kw": 2, "padding": 0, "stride": 3, "c": 6}, {"width": 2, "column": 1}),
 ]
-
-
-def rule_of(**attrs: Any) -> Rule:
-    return load_rule(REPOSITORY, "pool2d").of(REPOSITORY, attrs)
-
-
-def cubin_of(attrs: dict[str, Any], params: dict[str, Value]) -> nvcc.Cubin:
-    mod = template.apply(canonical.lower(rule_of(**attrs)), params, H200)
-    assert mod is not None
-    program = cuda_program(mod, H200, "kernel")
-    return nvcc.compile_cubin(program.source, program.arch, program.flags, headers_for(program.arch, program.flags))
 
 
 @needs_nvcc
@@ -109,7 +94,7 @@ def test_columns_and_blocks_of_several_sizes_are_proposed_before_single_pixels(i
 @needs_nvdisasm
 def test_kernels_load_and_compare_vectors_after_their_wait(tmp_path: Path) -> None:
     """Each vector of a window is loaded once, by 16 bytes, and all of a row's before the first is used; no load comes before the wait."""
-    cubin = cubin_of(RESNET, {"threads": 448, "width": 8, "column": 4, "strip": 1, "ahead": 3})
+    cubin = cubin_of(template, RESNET, {"threads": 448, "width": 8, "column": 4, "strip": 1, "ahead": 3})
     operations = re.findall(r"ACQBULK|LDG\.E\S*|V?HMNMX2?\S*|STG\.E\S*|STL|LDL", sass(cubin.content, tmp_path))
     loads = [each for each in operations if each.startswith("LDG")]
     assert (loads, operations.count("STG.E.128")) == (["LDG.E.128"] * (9 * 3), 4)
@@ -125,7 +110,7 @@ def test_proposals_have_registers_for_the_threads_that_the_model_counts(op: str)
     attrs = RESNET | {"op": op}
     proposals = policy.propose(iter_space(canonical.lower(rule_of(**attrs))), H200, 8)
     for proposal in proposals[:3]:
-        [usage] = cubin_of(attrs, dict(proposal.candidate.params)).usage.values()
+        [usage] = cubin_of(template, attrs, dict(proposal.candidate.params)).usage.values()
         assert usage.spill_bytes + usage.stack_bytes == 0, proposal
 
 

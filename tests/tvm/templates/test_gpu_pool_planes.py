@@ -11,6 +11,7 @@ import pytest
 from emulation import emulate
 from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.emulated_kernel import error
+from support.pools import H200, cubin_of, rule_of
 from support.repository import REPOSITORY
 from support.thinned import at
 from tvm import te, topi
@@ -19,17 +20,12 @@ from kerneldecl.analysis.pool import pool_of
 from kerneldecl.analysis.pool_planes import PlanesParams, pieces
 from kerneldecl.arrays import poisoned
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.cuda import cuda_program
-from kerneldecl.compiler.cuda_headers import headers_for
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_pool as policy
-from kerneldecl.rule import Rule
 from kerneldecl.templates import gpu_pool_planes as template
-from kerneldecl.toolchain import nvcc
 
-H200 = load_arch(REPOSITORY, "h200")
 IMAGES: dict[str, Any] = {"layout": "nchw", "n": 2, "c": 3, "h": 13, "w": 16, "dtype": "float16"}
 SMALL: dict[str, Any] = IMAGES | {"op": "max", "kh": 3, "kw": 3, "stride": 2, "padding": 1}
 RESNET: dict[str, Any] = SMALL | {"n": 8, "c": 64, "h": 112, "w": 112}
@@ -54,17 +50,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
     ({"kh": 5, "kw": 5, "padding": 2, "stride": 1}, {"strip": 8, "column": 5, "staged": True}),
     ({"n": 3, "c": 11, "h": 4, "w": 5, "dtype": "float32"}, {"strip": 1, "column": 2, "staged": True, "threads": 96}),
 ]
-
-
-def rule_of(**attrs: Any) -> Rule:
-    return load_rule(REPOSITORY, "pool2d").of(REPOSITORY, attrs)
-
-
-def cubin_of(attrs: dict[str, Any], params: dict[str, Value]) -> nvcc.Cubin:
-    mod = template.apply(canonical.lower(rule_of(**attrs)), params, H200)
-    assert mod is not None
-    program = cuda_program(mod, H200, "kernel")
-    return nvcc.compile_cubin(program.source, program.arch, program.flags, headers_for(program.arch, program.flags))
 
 
 @needs_nvcc
@@ -136,7 +121,7 @@ def test_columns_of_several_lengths_are_proposed_from_global_and_from_shared_mem
 @needs_nvdisasm
 def test_kernels_load_aligned_vectors_after_their_wait(tmp_path: Path) -> None:
     """Of each row 16 bytes and the element before them, all rows before the first is used; no load comes before the wait."""
-    cubin = cubin_of(RESNET, {"threads": 256, "strip": 4, "column": 4, "ahead": 9, "staged": False})
+    cubin = cubin_of(template, RESNET, {"threads": 256, "strip": 4, "column": 4, "ahead": 9, "staged": False})
     operations = re.findall(r"ACQBULK|LDG\.E\S*|V?HMNMX2?\S*|STG\.E\S*|STL|LDL", sass(cubin.content, tmp_path))
     loads = [each.rstrip(";") for each in operations if each.startswith("LDG")]
     assert sorted(loads) == ["LDG.E.128"] * 9 + ["LDG.E.U16"] * 9
@@ -151,7 +136,7 @@ def test_kernels_load_aligned_vectors_after_their_wait(tmp_path: Path) -> None:
 @needs_nvcc
 @needs_nvdisasm
 def test_rows_that_begin_anywhere_are_copied_by_16_bytes(tmp_path: Path) -> None:
-    cubin = cubin_of(ODD, {"threads": 256, "strip": 1, "column": 7, "ahead": 2, "staged": True})
+    cubin = cubin_of(template, ODD, {"threads": 256, "strip": 1, "column": 7, "ahead": 2, "staged": True})
     operations = re.findall(r"ACQBULK|LDGSTS\S*|LDG\.\S*|LDS\.\S*|STL|LDL", sass(cubin.content, tmp_path))
     copies = [each for each in operations if each.startswith("LDGSTS")]
     assert copies
@@ -164,7 +149,7 @@ def test_rows_that_begin_anywhere_are_copied_by_16_bytes(tmp_path: Path) -> None
 @pytest.mark.parametrize("attrs", at({1}, [RESNET, ODD, TINY, RESNET | {"op": "mean"}]))
 def test_proposals_have_registers_for_the_threads_that_the_model_counts(attrs: dict[str, Any]) -> None:
     for proposal in policy.propose(iter_space(canonical.lower(rule_of(**attrs))), H200, 8)[:3]:
-        [usage] = cubin_of(attrs, dict(proposal.candidate.params)).usage.values()
+        [usage] = cubin_of(template, attrs, dict(proposal.candidate.params)).usage.values()
         assert usage.spill_bytes + usage.stack_bytes == 0, proposal
 
 
