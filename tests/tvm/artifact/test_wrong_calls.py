@@ -125,6 +125,10 @@ def test_sizes_that_nothing_was_declared_for(artifact: Artifact) -> None:
         artifact.dispatch("sub")
     with pytest.raises(ValueError, match=r"no kernel of add takes arrays of shapes \[1, 2\], \[1, 2\].* there are add\[shape=24x32\]"):
         artifact.dispatch("add")(zeros(1, 2), zeros(1, 2))
+
+
+def test_a_namespace_of_torch_operators_is_an_identifier(artifact: Artifact) -> None:
+    pytest.importorskip("torch", reason="needs torch")
     with pytest.raises(ValueError, match="choose an identifier"):
         artifact.torch_ops("my kernels")
 
