@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 _POLL_SECS = 0.05
+_NAMED_WITHIN_SECS = 1.0  # from taking a lock to its holder's name on the disk; a slow disk's time
 _IN_USE = "in-use.lock"
 _LONGEST_HOLDER = 1 << 10
 
@@ -37,7 +38,7 @@ def exclusive_of(paths: Sequence[Path], purpose: str, say: Callable[[str], None]
     """Hold the first of several locks that is free, and say which."""
     found = _acquired(paths)
     if found is None:
-        sentence = f"{_read(paths[0].with_suffix('.holder'))} is {purpose}"
+        sentence = f"{_holder(paths[0].with_suffix('.holder'))} is {purpose}"
         if not wait:
             raise LockHeldError(f"{sentence}; run again without --no-wait to wait for it")
         say(f"{sentence}: waiting for it to finish")
@@ -50,6 +51,8 @@ def exclusive_of(paths: Sequence[Path], purpose: str, say: Callable[[str], None]
         write_whole(path.with_suffix(".holder"), f"process {os.getpid()} on {os.uname().nodename}", durable=False)
         yield path
     finally:
+        # Nobody's name stays for one who waits for the next holder.
+        path.with_suffix(".holder").unlink(missing_ok=True)
         lock.release()
 
 
@@ -101,8 +104,14 @@ def _acquired(paths: Sequence[Path]) -> tuple[Path, FileLock] | None:
     return None
 
 
-def _read(holder: Path) -> str:
-    try:
-        return read_regular(holder, _LONGEST_HOLDER).decode(errors="replace") or "another process"
-    except (OSError, UnsafeFileError):
-        return "another process"
+def _holder(name: Path) -> str:
+    """Return who has a lock; one who has just taken it has yet to write its name."""
+    named_until = time.monotonic() + _NAMED_WITHIN_SECS
+    while time.monotonic() < named_until:
+        try:
+            return read_regular(name, _LONGEST_HOLDER).decode(errors="replace")
+        except FileNotFoundError:
+            time.sleep(_POLL_SECS)
+        except (OSError, UnsafeFileError):
+            break
+    return "another process"
