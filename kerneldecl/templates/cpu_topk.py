@@ -1,8 +1,12 @@
-"""Owns the first elements of rows in their order on CPUs, topk and sort: few are inserted one by one, many sorted by merging.
+"""Owns the first elements of rows in their order on CPUs: topk and sort.
 
 Knows nothing of how its parameters are chosen, and recognises sorted rows by their computation, never by their names.
 
 Parameters:
+  form      insert  few results are kept in order while a row is read
+            count   an element's place is the number of those before it: all are compared, a vector at a time
+            radix   digits of 8 bits, the lowest first, each by counting
+            merge   neighbouring runs, of twice the length each time
   parallel  True runs rows on all cores
 
 Returns a custom kernel, a PrimFunc without a trace.
@@ -11,8 +15,8 @@ Returns a custom kernel, a PrimFunc without a trace.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tvm
 from tvm import IRModule, tirx
@@ -20,42 +24,40 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder.ir import prim_func
 
+from kerneldecl.analysis.cpu_row_sort import CpuTopParams
 from kerneldecl.compiler.row_sort import TopSpec, order_key, read_top
 from kerneldecl.model import Arch, Value
+from kerneldecl.templates.cpu.row_sorts import SortArgs, counted, radix_sorted, store
 from kerneldecl.templates.cpu.vectors import loop, parallel
-
-MOST_INSERTED = 64
-"""Results that are kept in order while a row is read; more are found sooner by sorting all of it."""
-
-
-class _Args(NamedTuple):
-    """The arguments, each with one dimension."""
-
-    x: Any
-    values: Any
-    indices: Any
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the sorted rows as one custom kernel, or None where the function is something else."""
-    del arch
-    spec = read_top(mod)
-    return None if spec is None else build(spec, is_parallel=bool(params["parallel"]))
+    spec, sorting = read_top(mod), CpuTopParams(**params)  # type: ignore[arg-type]
+    if spec is None or not sorting.fits(spec.sizes):
+        return None
+    return build(spec, sorting, lanes=arch.the_cpu.vector_bytes // 4)
 
 
-def build(spec: TopSpec, *, is_parallel: bool) -> IRModule:
-    """Return a module whose `main` is the kernel."""
+def build(spec: TopSpec, params: CpuTopParams, *, lanes: int) -> IRModule:
+    """Return a module whose `main` is the kernel; `lanes` are elements of 32 bits in a vector."""
+    forms: dict[str, Callable[[TopSpec, SortArgs, Any], None]] = {
+        "insert": _insert,
+        "count": lambda *given: counted(*given, lanes=lanes),
+        "radix": radix_sorted,
+        "merge": _merge,
+    }
     with IRBuilder() as builder, prim_func():
         T.func_name("main")
         T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
         given = [T.arg(name, T.Buffer(shape, dtype)) for name, shape, dtype in spec.arguments]
-        args = _Args(*(T.decl_buffer((math.prod(map(int, arg.shape)),), str(arg.dtype), data=arg.data) for arg in given))
-        with (parallel if is_parallel else loop)(spec.sizes.rows) as row:
-            (_insert if spec.count <= min(MOST_INSERTED, spec.shape[-1] // 2) else _merge)(spec, args, row)
+        args = SortArgs(*(T.decl_buffer((math.prod(map(int, arg.shape)),), str(arg.dtype), data=arg.data) for arg in given))
+        with (parallel if params.parallel else loop)(spec.sizes.rows) as row:
+            forms[params.form](spec, args, row)
     return tvm.IRModule({"main": builder.get()})
 
 
-def _insert(spec: TopSpec, args: _Args, row: Any) -> None:
+def _insert(spec: TopSpec, args: SortArgs, row: Any) -> None:
     """Keep the first elements so far in order, by key and place."""
     first, count = T.bind(row * spec.shape[-1]), spec.count
     keys, places = T.alloc_buffer((count,), "int64"), T.alloc_buffer((count,), "int32")
@@ -72,10 +74,11 @@ def _insert(spec: TopSpec, args: _Args, row: Any) -> None:
                 T.buffer_store(to, to[0] - 1, [0])
             T.buffer_store(keys, key, [to[0]])
             T.buffer_store(places, at.astype("int32"), [to[0]])
-    _store(spec, args, row, (places, 0))
+    with loop(count) as at:
+        store(spec, args, row, at, places[at])
 
 
-def _merge(spec: TopSpec, args: _Args, row: Any) -> None:
+def _merge(spec: TopSpec, args: SortArgs, row: Any) -> None:
     """Sort a row's keys by merging runs of twice the length each time; of equal ones, those of the first run come first."""
     extent = spec.shape[-1]
     first = T.bind(row * extent)
@@ -86,16 +89,8 @@ def _merge(spec: TopSpec, args: _Args, row: Any) -> None:
         T.buffer_store(places, at.astype("int32"), [at])
     for turn in range(turns):
         _merge_runs(extent, keys, places, turn)
-    _store(spec, args, row, (places, turns % 2 * extent))
-
-
-def _store(spec: TopSpec, args: _Args, row: Any, found: tuple[Any, int]) -> None:
-    """Store a row's results, given their places and where these begin."""
-    places, begin = found
     with loop(spec.count) as at:
-        place = T.bind(places[begin + at])
-        T.buffer_store(args.values, args.x[row * spec.shape[-1] + place.astype("int64")], [row * spec.count + at])
-        T.buffer_store(args.indices, place.astype(spec.index_dtype), [row * spec.count + at])
+        store(spec, args, row, at, places[turns % 2 * extent + at])
 
 
 def _merge_runs(extent: int, keys: Any, places: Any, turn: int) -> None:

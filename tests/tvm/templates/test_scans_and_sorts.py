@@ -27,6 +27,11 @@ from kerneldecl.templates import gpu_scatter_rows
 
 H200, HOST = load_arch(REPOSITORY, "h200"), load_arch(REPOSITORY, "host")
 KINDS = {"cumsum": "scan", "topk": "topk", "sort": "topk", "scatter_add": "scatter_add"}
+CPU_PARAMS: dict[str, dict[str, Value]] = {
+    "scan": {"parallel": False},
+    "scatter_add": {"parallel": False},
+    "topk": {"form": "insert", "parallel": False},
+}
 CASES: list[tuple[str, dict[str, Any], dict[str, Value]]] = [
     ("cumsum", {"shape": (3, 1000), "dtype": "float16", "exclusive": True}, {"threads": 64, "parts": 1, "unroll": 2}),
     ("cumsum", {"shape": (2, 1001), "dtype": "int32", "reverse": True}, {"threads": 64, "parts": 3, "unroll": 1}),
@@ -168,9 +173,8 @@ def test_right_results_on_this_cpu(case: tuple[str, dict[str, Any], dict[str, Va
     mod = canonical.lower(rule)
     proposals = policy_of("cpu", name).propose(iter_space(mod), HOST, 9)
     assert {dict(each.candidate.params)["parallel"] for each in proposals} == {True, False}
-    kernel = tvm.compile(template_of("cpu", name).apply(mod, {"parallel": True}, HOST), target=target_of(HOST), tir_pipeline=PIPELINE)[
-        "main"
-    ]
+    scheduled = template_of("cpu", name).apply(mod, dict(proposals[0].candidate.params), HOST)
+    kernel = tvm.compile(scheduled, target=target_of(HOST), tir_pipeline=PIPELINE)["main"]
     inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(3))]
     outs = [aligned(poisoned(arg)) for arg in rule.signature().outputs]
     kernel(*map(tensor, inputs), *map(tensor, outs))
@@ -189,7 +193,7 @@ def test_other_functions_are_none_and_have_no_proposal(name: str) -> None:
     for mod in spaces:
         for kind, arch in (("gpu", H200), ("cpu", HOST)):
             assert policy_of(kind, name).propose(iter_space(mod), arch, 5) == ()
-            params = next(params for other, _, params in CASES if other == name) if kind == "gpu" else {"parallel": False}
+            params = next(params for other, _, params in CASES if other == name) if kind == "gpu" else CPU_PARAMS[KINDS[name]]
             assert template_of(kind, name).apply(mod, params, arch) is None
 
 
