@@ -15,7 +15,9 @@ MOST_INSERTED = 64
 MOST_COUNTED = 1 << 9
 """Elements of a row that are compared with one another."""
 DIGIT_BITS = 8
-FORMS = ("insert", "count", "radix", "merge")
+FORMS = ("insert", "select", "count", "radix", "merge")
+LEAST_GROUPS = 64
+"""Groups of elements of which a bound is found: whole vectors, whatever their width."""
 
 
 class CpuTopParams(NamedTuple):
@@ -31,11 +33,17 @@ class CpuTopParams(NamedTuple):
         is_narrow = sizes.dtype in GPU_DTYPES
         fitting = {
             "insert": sizes.results <= min(MOST_INSERTED, sizes.extent // 2),
+            "select": is_narrow and sizes.extent < MAX_OFFSET and 2 * group_count(sizes) <= sizes.extent,
             "count": is_narrow and sizes.extent <= MOST_COUNTED,
             "radix": is_narrow and sizes.extent < MAX_OFFSET,
             "merge": not is_narrow,
         }
         return fitting.get(self.form, False)
+
+
+def group_count(sizes: TopSizes) -> int:
+    """Return in how many groups a row's elements are seen to find a bound of its results: a power of two, twice the results at least."""
+    return max(LEAST_GROUPS, 1 << (2 * sizes.results - 1).bit_length())
 
 
 def digit_shifts(dtype: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kerneldecl.analysis.cpu_row_sort import DIGIT_BITS, FORMS, CpuTopParams, digit_shifts
+from kerneldecl.analysis.cpu_row_sort import DIGIT_BITS, FORMS, CpuTopParams, digit_shifts, group_count
 from kerneldecl.analysis.row_sort import TopSizes, top_of
 from kerneldecl.model import Arch, Cpu, IterSpace, Proposal
 from kerneldecl.policies.cpu.traffic_secs import Stream, Timed, ranked, stream_secs
@@ -26,6 +26,8 @@ COUNT_CYCLES = 10.0
 """Beside that, for an element that is compared with all."""
 PASS_CYCLES = 10.0
 """For an element and one of its digits."""
+SELECT_CYCLES = 4.0
+"""For an element that is compared with a bound."""
 DIGIT_CYCLES = 1.5
 """For a value of a digit."""
 
@@ -51,6 +53,11 @@ def _row_cycles(sizes: TopSizes, form: str) -> float:
     if form == "count":
         return extent * (extent * COMPARE_CYCLES + COUNT_CYCLES)
     if form == "radix":
-        passes = len(digit_shifts(sizes.dtype))
-        return (extent * PASS_CYCLES + (1 << DIGIT_BITS) * DIGIT_CYCLES) * passes
+        return _radix_cycles(sizes, extent)
+    if form == "select":
+        return extent * SELECT_CYCLES + _radix_cycles(sizes, group_count(sizes)) + _radix_cycles(sizes, 1.5 * sizes.results)
     return extent * STEP_CYCLES * (1 if form == "insert" else max(1, extent.bit_length()))
+
+
+def _radix_cycles(sizes: TopSizes, elements: float) -> float:
+    return (elements * PASS_CYCLES + (1 << DIGIT_BITS) * DIGIT_CYCLES) * len(digit_shifts(sizes.dtype))

@@ -5,6 +5,7 @@ Knows nothing of how its parameters are chosen, and recognises sorted rows by th
 Parameters:
   form      insert  few results are kept in order while a row is read
             count   an element's place is the number of those before it: all are compared, a vector at a time
+            select  what a bound excludes is left out, the rest is sorted by radix
             radix   digits of 8 bits, the lowest first, each by counting
             merge   neighbouring runs, of twice the length each time
   parallel  True runs rows on all cores
@@ -27,7 +28,7 @@ from tvm.tirx.script.builder.ir import prim_func
 from kerneldecl.analysis.cpu_row_sort import CpuTopParams
 from kerneldecl.compiler.row_sort import TopSpec, order_key, read_top
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.cpu.row_sorts import SortArgs, counted, radix_sorted, store
+from kerneldecl.templates.cpu.row_sorts import SortArgs, counted, radix_sorted, selected, store
 from kerneldecl.templates.cpu.vectors import loop, parallel
 
 
@@ -43,6 +44,7 @@ def build(spec: TopSpec, params: CpuTopParams, *, lanes: int) -> IRModule:
     """Return a module whose `main` is the kernel; `lanes` are elements of 32 bits in a vector."""
     forms: dict[str, Callable[[TopSpec, SortArgs, Any], None]] = {
         "insert": _insert,
+        "select": lambda *given: selected(*given, lanes=lanes),
         "count": lambda *given: counted(*given, lanes=lanes),
         "radix": radix_sorted,
         "merge": _merge,

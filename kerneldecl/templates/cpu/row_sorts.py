@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.cpu_row_sort import DIGIT_BITS, digit_shifts
+from kerneldecl.analysis.cpu_row_sort import DIGIT_BITS, digit_shifts, group_count
 from kerneldecl.compiler.row_sort import TopSpec, order_key
 from kerneldecl.templates.cpu.vectors import elements, loop
 from kerneldecl.templates.cpu.vectors import store as store_vector
@@ -72,32 +72,84 @@ def counted(spec: TopSpec, args: SortArgs, row: Any, *, lanes: int) -> None:
 
 
 def radix_sorted(spec: TopSpec, args: SortArgs, row: Any) -> None:
-    """Sort words of a key and its place by the key's digits, the lowest first: each pass keeps the order of equal digits."""
-    extent, shifts = spec.shape[-1], digit_shifts(spec.dtype)
-    keys = _keys(spec, args, row, extent)
-    words, begins = T.alloc_buffer((2 * extent,), "int64"), T.alloc_buffer((len(shifts) * _DIGITS,), "int32")
-    with loop(len(shifts) * _DIGITS) as at:
-        T.buffer_store(begins, T.int32(0), [at])
+    """Sort words of all keys and their places."""
+    extent = spec.shape[-1]
+    keys, words = _keys(spec, args, row, extent), _Words(spec)
     with loop(extent) as at:
-        T.buffer_store(words, (keys[at].astype("int64") << _PLACE_BITS) | at, [at])
-        for number, shift in enumerate(shifts):
-            count = T.bind(number * _DIGITS + _digit(keys[at].astype("int64"), shift))
-            T.buffer_store(begins, begins[count] + 1, [count])
-    for number, shift in enumerate(shifts):
-        source, target = number % 2 * extent, (number + 1) % 2 * extent
-        total, its = T.alloc_buffer((1,), "int32"), T.alloc_buffer((1,), "int32")
-        T.buffer_store(total, T.int32(target), [0])
-        with loop(_DIGITS) as digit:
-            T.buffer_store(its, begins[number * _DIGITS + digit], [0])
-            T.buffer_store(begins, total[0], [number * _DIGITS + digit])
-            T.buffer_store(total, total[0] + its[0], [0])
-        with loop(extent) as at:
-            word = T.bind(words[source + at])
-            begin = T.bind(number * _DIGITS + _digit(word >> _PLACE_BITS, shift))
-            T.buffer_store(words, word, [begins[begin]])
-            T.buffer_store(begins, begins[begin] + 1, [begin])
+        words.put(at, keys[at], at)
+    words.sort(extent)
     with loop(spec.count) as at:
-        store(spec, args, row, at, words[len(shifts) % 2 * extent + at].astype("int32"))
+        store(spec, args, row, at, words.place(at))
+
+
+def selected(spec: TopSpec, args: SortArgs, row: Any, *, lanes: int) -> None:
+    """Sort what is no larger than a bound: of the least keys of groups of elements, the one that as many reach as there are results."""
+    extent, groups = spec.shape[-1], group_count(spec.sizes)
+    keys, words = _keys(spec, args, row, extent), _Words(spec)
+    least = T.alloc_buffer((groups,), "int32")
+    with loop(groups // lanes) as vector:
+        first = T.bind(vector * lanes)
+        store_vector(least, (first,), elements(keys, (first,), lanes))
+        with loop(extent // groups - 1) as member:
+            its = elements(keys, ((member + 1) * groups + first,), lanes)
+            store_vector(least, (first,), tirx.min(elements(least, (first,), lanes), its))
+    with loop(groups) as at:
+        words.put(at, least[at], at)
+    words.sort(groups)
+    bound, count = T.alloc_buffer((1,), "int32"), T.alloc_buffer((1,), "int64")
+    T.buffer_store(bound, words.key(T.int64(spec.count - 1)), [0])
+    T.buffer_store(count, T.int64(0), [0])
+    with loop(extent) as at, T.If(keys[at] <= bound[0]), T.Then():
+        words.put(count[0], keys[at], at)
+        T.buffer_store(count, count[0] + 1, [0])
+    words.sort(T.bind(count[0]))
+    with loop(spec.count) as at:
+        store(spec, args, row, at, words.place(at))
+
+
+class _Words:
+    """Words of a key and a place, of which a row's elements fill a half at most: a pass sorts by a digit, from one half to the other."""
+
+    def __init__(self, spec: TopSpec) -> None:
+        self._capacity, self._shifts = spec.shape[-1], digit_shifts(spec.dtype)
+        self._words = T.alloc_buffer((2 * self._capacity,), "int64")
+        self._begins = T.alloc_buffer((_DIGITS,), "int64")
+
+    def put(self, at: Any, key: Any, place: Any) -> None:
+        T.buffer_store(self._words, (key.astype("int64") << _PLACE_BITS) | place, [at])
+
+    def key(self, at: Any) -> Any:
+        """Return a sorted word's key."""
+        return (self._words[self._half(len(self._shifts)) + at] >> _PLACE_BITS).astype("int32")
+
+    def place(self, at: Any) -> Any:
+        """Return a sorted word's place."""
+        return self._words[self._half(len(self._shifts)) + at].astype("int32")
+
+    def sort(self, count: Any) -> None:
+        """Sort the first words by their digits, the lowest first: each pass keeps the order of equal digits."""
+        words, begins = self._words, self._begins
+        total, its = T.alloc_buffer((1,), "int64"), T.alloc_buffer((1,), "int64")
+        for number, shift in enumerate(self._shifts):
+            source, target = self._half(number), self._half(number + 1)
+            with loop(_DIGITS) as digit:
+                T.buffer_store(begins, T.int64(0), [digit])
+            with loop(count) as at:
+                digit = T.bind(_digit(words[source + at] >> _PLACE_BITS, shift))
+                T.buffer_store(begins, begins[digit] + 1, [digit])
+            T.buffer_store(total, T.int64(target), [0])
+            with loop(_DIGITS) as digit:
+                T.buffer_store(its, begins[digit], [0])
+                T.buffer_store(begins, total[0], [digit])
+                T.buffer_store(total, total[0] + its[0], [0])
+            with loop(count) as at:
+                word = T.bind(words[source + at])
+                digit = T.bind(_digit(word >> _PLACE_BITS, shift))
+                T.buffer_store(words, word, [begins[digit]])
+                T.buffer_store(begins, begins[digit] + 1, [digit])
+
+    def _half(self, passes: int) -> int:
+        return passes % 2 * self._capacity
 
 
 def _keys(spec: TopSpec, args: SortArgs, row: Any, count: int) -> Any:
