@@ -25,19 +25,18 @@ MAX_PROPOSED_ROWS = 4
 MAX_PROPOSALS = 10
 SM_WARPS = (16, 32)
 """Warps of an SM."""
-RESIDENT = (1, 2)
+BLOCKS = (1, 2)
 """Thread blocks that share an SM."""
-STAGES = (2, 3, 4, 6)
 STEP_BYTES = (1 << 10, 1 << 11, 1 << 12)
 """Bytes of weights of a step: of those that `gpu_gemv_i4` and persistent kernels copy, the fastest had 2 KB."""
-COPIES, PLAIN_COPIES = ((1, 1), (0, 1), (1, 0)), ((0, 0),)
-"""Values of `bulk` and `prefetch`, and the same for GPUs without bulk copies and PDL."""
-SAME_TILE = 2
+COPIES, PLAIN_COPIES = ((2, 1, 1), (2, 0, 1), (3, 0, 1), (4, 1, 1)), ((2, 0, 0), (3, 0, 0))
+"""Values of `stages`, `bulk` and `prefetch`, and the same for GPUs without bulk copies and PDL."""
+SAME_TILE = 1
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
 
 # Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
 
-STEP_INSTRUCTIONS, BULK_STEP_INSTRUCTIONS = 60.0, 62.0
+STEP_INSTRUCTIONS, BULK_STEP_INSTRUCTIONS = 50.0, 67.0
 """For a step: the loop, addresses, copies."""
 K_TILE_INSTRUCTIONS = 8.0
 """For 64 elements along k: two ldmatrix, and four MMAs that add up activations."""
@@ -54,8 +53,8 @@ def proposals(sizes: PackedSizes, gpu: Gpu, moved: int) -> Iterator[Proposal]:
 
 
 def _tile(params: GemvPackedParams) -> tuple[int, ...]:
-    """Return what decides in which pieces weights come, and by how many thread blocks."""
-    return params.rows, params.step, params.warps, params.tiles
+    """Return what decides in which pieces weights come, how, and by how many thread blocks."""
+    return params.rows, params.step, params.warps, params.tiles, params.bulk
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
@@ -63,12 +62,10 @@ def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
     if sizes.m > MAX_PROPOSED_ROWS:
         return
     copies = COPIES if gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY else PLAIN_COPIES
-    for rows, step, resident, sm_warps, stages, (bulk, prefetch) in itertools.product(
-        GEMV_TILES, STEPS, RESIDENT, SM_WARPS, STAGES, copies
-    ):
-        tiles = -(-sizes.n // (rows * resident * gpu.sm_count))
-        params = GemvPackedParams(rows, step, sm_warps // resident, tiles, stages, bulk, prefetch)
-        if rows * step // 2 in STEP_BYTES and params.fits(sizes, gpu) and _resident(sizes, params, gpu) >= resident:
+    for rows, step, blocks, sm_warps, (stages, bulk, prefetch) in itertools.product(GEMV_TILES, STEPS, BLOCKS, SM_WARPS, copies):
+        tiles = -(-sizes.n // (rows * blocks * gpu.sm_count))
+        params = GemvPackedParams(rows, step, sm_warps // blocks, tiles, stages, blocks, bulk, prefetch)
+        if rows * step // 2 in STEP_BYTES and params.fits(sizes, gpu):
             yield params
 
 

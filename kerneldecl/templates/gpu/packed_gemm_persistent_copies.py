@@ -11,15 +11,14 @@ from string import Template
 
 from kerneldecl.templates.gpu.packed_gemm_instructions import BARRIERS, COPY, NO_BARRIERS, PREFETCH_LINE
 
-
 SLICES = {
     "first": "(rank * WARPS + number) * SLICE_STEPS",
     "steps": "max(0, min(SLICE_STEPS, STEPS - warp.first))",
     "step": "step",
     "vector": "vector",
 }
-"""Where a warp's steps begin, how many there are where warps have some more than others, where a step of it is, and a vector of activations:
-each warp has steps that follow each other."""
+"""Where a warp's steps begin, how many there are where some warps have more, where a step is, and a vector of activations: each warp has
+steps that follow each other."""
 INTERLEAVED = {
     "first": "rank * WARPS + number",
     "steps": "max(0, (STEPS - warp.first + STRIDE - 1) / STRIDE)",

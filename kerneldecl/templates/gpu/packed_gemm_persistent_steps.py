@@ -33,10 +33,10 @@ def _float4_parts(sizes: PackedSizes, dtype: str) -> tuple[dict[str, str], str]:
 
 
 def int4_parts(sizes: PackedSizes, dtype: str) -> tuple[dict[str, str], str]:
-    """Return what is particular to int4, and a function: codes are multiplied, and zero points come off sums, as what operand A has besides.
+    """Return what is particular to int4: codes are multiplied, and zero points come off sums, as what operand A has besides codes.
 
-    Of the CUDA, `name` gives fragments of codes, `factors` are of results, `scales` is what the next one needs of a stage, and `scale` gives
-    those of a lane's two rows in `tile` and `run`, with what they take off sums.
+    `name` gives fragments of codes, `factors` are those of results, `scales` finds those of a stage, and `scale` reads those of a
+    lane's two rows in `tile` and `run`, and what comes off their sums.
     """
     ctype, widen = WIDEN[dtype]
     codes = int4_fragments.codes_source(dtype)

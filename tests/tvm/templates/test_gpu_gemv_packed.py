@@ -26,7 +26,7 @@ from kerneldecl.templates import gpu_gemv_packed
 from kerneldecl.toolchain import nvcc
 
 ROOT = REPOSITORY
-PLAIN: dict[str, Value] = {"rows": 64, "step": 64, "warps": 4, "tiles": 1, "stages": 3, "bulk": 0, "prefetch": 0}
+PLAIN: dict[str, Value] = {"rows": 64, "step": 64, "warps": 4, "tiles": 1, "stages": 3, "blocks": 1, "bulk": 0, "prefetch": 0}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "one row": ({"m": 1, "n": 128, "k": 1024}, {}),
     "one row in bulk, L2 prefetch across tiles, more stages than steps of a tile": (
@@ -120,7 +120,7 @@ def test_the_first_choice_compiles_without_spills(gpu: str, target: str, attrs: 
     cubin = nvcc.compile_cubin(cuda_source(mod, arch, "kernel"), target, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS))
     [usage] = cubin.usage.values()
     assert usage.stack_bytes + usage.spill_bytes == 0
-    assert usage.registers <= params.registers(packed_of(iter_space(canonical.lower(rule_of(sizes))))) + 8
+    assert usage.registers <= params.registers(packed_of(iter_space(canonical.lower(rule_of(sizes))))) + 24
     code = sass(cubin.content, tmp_path)
     assert ("UBLKCP" in code) == bool(params.bulk)
     assert "LDGSTS.E.BYPASS.LTC128B.128" in code
@@ -165,6 +165,8 @@ def test_some_proposals_for_one_row_are_gemvs_and_none_for_many_or_for_floats() 
         ({}, {"stages": 25}),
         ({}, {"warps": 9}),  # more than steps
         ({}, {"tiles": 3}),  # more than there are
+        ({}, {"blocks": 0}),
+        ({"k": 2048}, {"warps": 32, "blocks": 3}),  # more than threads
         ({}, {"bulk": 2}),
         ({}, {"prefetch": 3}),  # more than stages
         ({"k": 8192}, {"warps": 16, "stages": 7}),  # more than shared memory
