@@ -72,7 +72,9 @@ class GemvPackedParams(NamedTuple):
     def registers(self, sizes: PackedSizes) -> int:
         """Registers that a thread needs, about (nvcc 13.0); it gets up to 24 more where there are some."""
         fragments = self.rows // TILE_ROWS * (self.step // TILE_K)
-        return 40 + 6 * fragments + 8 * (sizes.m > 1) + 8 * sizes.has_zeros + 4 * (self.walk.step_scales(sizes) - 1)
+        # Lanes that copy keep addresses.
+        kinds = (sizes.m > 1) + sizes.has_zeros + (not self.bulk)
+        return 40 + 6 * fragments + 8 * kinds + 4 * (self.walk.step_scales(sizes) - 1)
 
     def fits(self, sizes: PackedSizes, gpu: Gpu) -> bool:
         """Say whether the parameters are valid for these sizes on a GPU."""

@@ -6,7 +6,6 @@ Knows nothing of TVM, of how the templates apply them, or of the persistent form
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, FIRST_PDL_CAPABILITY, SM_PARTITIONS, WARP_LANES
@@ -26,7 +25,7 @@ from kerneldecl.analysis.matmul_packed import (
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu import packed_gemv, packed_persistent
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved, least_secs
 from kerneldecl.policies.gpu.tensor_core_model import multiplies_per_cycle
 from kerneldecl.policies.gpu.time_model import (
     BARRIER_SECS,
@@ -137,14 +136,9 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     plain = (Estimate(params, _secs(sizes, params, gpu, moved), _tile(sizes, params, gpu)) for params in choices(sizes, gpu))
     persistent = packed_persistent.estimates(sizes, gpu, moved)
     forms = list(best_first(plain, SAME_TILE)), list(best_first(persistent, packed_persistent.SAME_TILE))
-    first, rivals = sorted(forms, key=_least_secs)
+    first, rivals = sorted(forms, key=least_secs)
     gemms, gemvs = list(interleaved(first, rivals, every=OTHER_FORM_EVERY)), list(packed_gemv.proposals(sizes, gpu, moved))
-    yield from interleaved(*sorted((gemms, gemvs), key=_least_secs), every=GEMV_EVERY)
-
-
-def _least_secs(found: list[Proposal]) -> float:
-    """Return what the first proposal of a form is predicted to take."""
-    return found[0].predicted_secs if found else math.inf
+    yield from interleaved(*sorted((gemms, gemvs), key=least_secs), every=GEMV_EVERY)
 
 
 def _tile(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> tuple[int, ...]:

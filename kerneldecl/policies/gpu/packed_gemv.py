@@ -16,7 +16,7 @@ from kerneldecl.analysis.matmul_packed_persistent import STEPS
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
 from kerneldecl.model import Gpu, Proposal
 from kerneldecl.policies.gpu import packed_persistent as persistent
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved, least_secs
 from kerneldecl.policies.gpu.tensor_core_model import multiplies_per_cycle
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
 
@@ -29,7 +29,7 @@ BLOCKS = (1, 2)
 """Thread blocks that share an SM."""
 STEP_BYTES = (1 << 10, 1 << 11, 1 << 12)
 """Bytes of weights of a step: of those that `gpu_gemv_i4` and persistent kernels copy, the fastest had 2 KB."""
-COPIES, PLAIN_COPIES = ((2, 1, 1), (2, 0, 1), (3, 0, 1), (4, 1, 1)), ((2, 0, 0), (3, 0, 0))
+COPIES, PLAIN_COPIES = ((2, 1, 1), (2, 0, 1), (3, 0, 1)), ((2, 0, 0), (3, 0, 0))
 """Values of `stages`, `bulk` and `prefetch`, and the same for GPUs without bulk copies and PDL."""
 SAME_TILE = 1
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
@@ -42,14 +42,18 @@ K_TILE_INSTRUCTIONS = 8.0
 """For 64 elements along k: two ldmatrix, and four MMAs that add up activations."""
 RUN_INSTRUCTIONS = 12.0
 """For scales and zero points of a step along k."""
+SPARE_REGISTERS, REGISTER_UNIT = 10, 8
+"""Registers that nvcc 13.0 gives a thread besides those that it needs, where there are some, and those that come at once."""
 UNMEASURED_SLOWDOWN = 1.1
 """How much longer kernels are taken to take than predicted, so that those come first that have been timed. Assumed."""
 
 
 def proposals(sizes: PackedSizes, gpu: Gpu, moved: int) -> Iterator[Proposal]:
-    """Yield up to MAX_PROPOSALS, best first; `moved` are the bytes that must come from DRAM."""
-    found = (Estimate(params, _secs(sizes, params, gpu, moved), _tile(params)) for params in choices(sizes, gpu))
-    yield from itertools.islice(best_first(found, SAME_TILE), MAX_PROPOSALS)
+    """Yield up to MAX_PROPOSALS, best first, with and without bulk copies in turns; `moved` are the bytes that must come from DRAM."""
+    found = [Estimate(params, _secs(sizes, params, gpu, moved), _tile(params)) for params in choices(sizes, gpu)]
+    ways = [list(best_first((each for each in found if each.tile[-1] == bulk), SAME_TILE)) for bulk in (0, 1)]
+    first, others = sorted(ways, key=least_secs)
+    yield from itertools.islice(interleaved(first, others, every=2), MAX_PROPOSALS)
 
 
 def _tile(params: GemvPackedParams) -> tuple[int, ...]:
@@ -69,9 +73,11 @@ def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
             yield params
 
 
-def _resident(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu) -> int:
-    """Return for how many thread blocks an SM has room."""
-    return occupancy(gpu, params.walk.threads, params.registers(sizes), params.smem_bytes(sizes))
+def _has_room(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, blocks: int) -> bool:
+    """Say whether an SM has room for more thread blocks than it gets."""
+    given = gpu.registers_per_sm // (params.blocks * params.walk.threads) // REGISTER_UNIT * REGISTER_UNIT
+    registers = min(given, params.registers(sizes) + SPARE_REGISTERS)
+    return occupancy(gpu, params.walk.threads, registers, params.smem_bytes(sizes)) > blocks
 
 
 def _secs(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, moved: int) -> float:
@@ -91,7 +97,7 @@ def _secs(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, moved: int) ->
         warp_steps / (params.stages - 1) * persistent.LOAD_LATENCY_SECS,
     )
     activation_secs = per_sm * params.activation_bytes(sizes) / persistent.ACTIVATION_BYTES_PER_CLOCK * cycle
-    once_secs = persistent.once_secs(sizes, walk, gpu, has_room=_resident(sizes, params, gpu) > per_sm)
+    once_secs = persistent.once_secs(sizes, walk, gpu, has_room=_has_room(sizes, params, gpu, per_sm))
     # The last arrivals are multiplied alone.
     return UNMEASURED_SLOWDOWN * (p_norm(*times, exponent=persistent.OVERLAP) + issued + activation_secs + once_secs)
 
