@@ -28,7 +28,7 @@ SM_WARPS = (16, 32)
 BLOCKS = (1, 2)
 """Thread blocks that share an SM."""
 STEP_BYTES = (1 << 10, 1 << 11, 1 << 12)
-"""Bytes of weights of a step: of those that `gpu_gemv_i4` and persistent kernels copy, the fastest had 2 KB."""
+"""Bytes of weights of a step: the fastest kernels of `gpu_gemv_i4` and the persistent form copied 2 KB (H200, 2026-11)."""
 COPIES, PLAIN_COPIES = ((2, 1, 1), (2, 0, 1), (3, 0, 1)), ((2, 0, 0), (3, 0, 0))
 """Values of `stages`, `bulk` and `prefetch`, and the same for GPUs without bulk copies and PDL."""
 SAME_TILE = 1
@@ -42,6 +42,10 @@ K_TILE_INSTRUCTIONS = 8.0
 """For 64 elements along k: two ldmatrix, and four MMAs that add up activations."""
 RUN_INSTRUCTIONS = 12.0
 """For scales and zero points of a step along k."""
+LOAD_LATENCY_SECS = 0.4e-6
+"""Seconds from a copy to its arrival, while all SMs load. Assumed, less than for persistent kernels: of GEMVs with weights in rows, whose
+warps read weights that follow each other as well, those of sixteen warps with two stages of 2 KB were faster than all with more (16384 x
+16384; H200, 2026-11)."""
 SPARE_REGISTERS, REGISTER_UNIT = 10, 8
 """Registers that nvcc 13.0 gives a thread besides those that it needs, where there are some, and those that come at once."""
 UNMEASURED_SLOWDOWN = 1.1
@@ -94,7 +98,7 @@ def _secs(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, moved: int) ->
         warp_steps * issued,
         warps * warp_steps * multiplies / multiplies_per_cycle(gpu, "float16", "float32") * cycle,
         warp_steps * (persistent.MMA_CYCLES * params.step / 16 + persistent.WARP_CYCLES * instructions) * cycle,
-        warp_steps / (params.stages - 1) * persistent.LOAD_LATENCY_SECS,
+        warp_steps / (params.stages - 1) * LOAD_LATENCY_SECS,
     )
     activation_secs = per_sm * params.activation_bytes(sizes) / persistent.ACTIVATION_BYTES_PER_CLOCK * cycle
     once_secs = persistent.once_secs(sizes, walk, gpu, has_room=_has_room(sizes, params, gpu, per_sm))

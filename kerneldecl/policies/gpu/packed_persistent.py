@@ -190,7 +190,7 @@ def once_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, *, has_roo
     partial_bytes = 2 * params.warps * params.held * params.tile_bytes(sizes)
     secs += START_SECS + COMBINE_SECS + BARRIER_SECS * -(-params.tiles // params.held)
     secs += partial_bytes / gpu.smem_bytes_per_clock_per_sm / gpu.clock_hz
-    secs += FEW_WARPS_SECS * math.log2(MANY_WARPS / params.warps)
+    secs += FEW_WARPS_SECS * max(0.0, math.log2(MANY_WARPS / params.warps))
     secs += (
         BULK_SECS * params.bulk
         + INTERLEAVED_SECS * params.interleave
