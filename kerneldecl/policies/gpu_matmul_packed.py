@@ -64,7 +64,7 @@ SAME_TILE = 2
 OTHER_FORM_EVERY = 6
 """One in this many proposals of those two forms is of the one, persistent or not, that is predicted to be slower."""
 GEMV_EVERY = 4
-"""One in this many proposals is a GEMV, where these are predicted to be slower; else one in this many is of another form."""
+"""One in this many proposals is a GEMV, where these are predicted to be slower than other forms; else every second one is."""
 
 # Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
 
@@ -138,7 +138,10 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     forms = list(best_first(plain, SAME_TILE)), list(best_first(persistent, packed_persistent.SAME_TILE))
     first, rivals = sorted(forms, key=least_secs)
     gemms, gemvs = list(interleaved(first, rivals, every=OTHER_FORM_EVERY)), list(packed_gemv.proposals(sizes, gpu, moved))
-    yield from interleaved(*sorted((gemms, gemvs), key=least_secs), every=GEMV_EVERY)
+    if least_secs(gemvs) < least_secs(gemms):
+        yield from interleaved(gemvs, gemms, every=2)
+    else:
+        yield from interleaved(gemms, gemvs, every=GEMV_EVERY)
 
 
 def _tile(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> tuple[int, ...]:

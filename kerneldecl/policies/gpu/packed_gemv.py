@@ -66,14 +66,16 @@ def _tile(params: GemvPackedParams) -> tuple[int, ...]:
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
-    """Yield the search space: thread blocks for which all SMs have room at once."""
+    """Yield the search space: thread blocks for which all SMs have room at once, and which half of them get at least."""
     if sizes.m > MAX_PROPOSED_ROWS:
         return
     copies = COPIES if gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY else PLAIN_COPIES
     for rows, step, blocks, sm_warps, (stages, bulk, prefetch) in itertools.product(GEMV_TILES, STEPS, BLOCKS, SM_WARPS, copies):
         tiles = -(-sizes.n // (rows * blocks * gpu.sm_count))
         params = GemvPackedParams(rows, step, sm_warps // blocks, tiles, stages, blocks, bulk, prefetch)
-        if rows * step // 2 in STEP_BYTES and params.fits(sizes, gpu):
+        # With fewer rows of weights k should be divided among thread blocks.
+        fills_half = 2 * params.walk.blocks(sizes) >= gpu.sm_count
+        if rows * step // 2 in STEP_BYTES and fills_half and params.fits(sizes, gpu):
             yield params
 
 

@@ -140,13 +140,14 @@ def test_the_template_takes_every_candidate(gpu: str, attrs: dict[str, Any]) -> 
     assert all(made(sizes, dict(each.candidate.params), load_arch(ROOT, gpu)) is not None for each in proposals)
 
 
-def test_some_proposals_for_one_row_are_gemvs_and_none_for_many_or_for_floats() -> None:
+def test_some_proposals_for_one_row_are_gemvs_and_none_for_many_or_few_weights_or_floats() -> None:
     sizes = {"n": 8192, "k": 8192}
     first, *_ = policy.propose(iter_space(canonical.lower(rule_of({"m": 1, **sizes}))), load_arch(ROOT, "h200"), 1)
     assert first.candidate.template == "gpu_matmul_packed_persistent"  # which has been timed
     assert len(proposed({"m": 1, **sizes}, "h200", 8)) == 2
     assert len(proposed({"m": 1, **sizes}, "h200", 20)) == 5
     assert not proposed({"m": 8, **sizes}, "h200", 100)
+    assert not proposed({"m": 1, "n": 512, "k": 8192}, "h200", 100)  # too few thread blocks
     mxfp4 = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
     assert not proposed({"m": 1, **sizes, **mxfp4}, "h200", 100)
 
