@@ -46,9 +46,12 @@ class PersistentParams(NamedTuple):
     """Steps of a warp whose weights come to L2 while the preceding kernel ends."""
     cover: int = 0
     """Whether the first weights come to L2 whose stages activations have at first."""
+    interleave: int = 0
+    """Whether a warp has every so many-th step as there are warps; else steps that follow each other."""
 
     def candidate(self) -> Candidate:
-        return Candidate.of("gpu_matmul_packed_persistent", self._asdict())
+        given = {name: value for name, value in self._asdict().items() if name != "interleave" or value}
+        return Candidate.of("gpu_matmul_packed_persistent", given)
 
     @property
     def threads(self) -> int:
@@ -72,6 +75,11 @@ class PersistentParams(NamedTuple):
     def is_even(self, sizes: PackedSizes) -> bool:
         """Say whether all warps have as many steps."""
         return self.steps(sizes) == self.slice_steps(sizes) * self.warps * self.split_k
+
+    @property
+    def stride(self) -> int:
+        """Steps from one of a warp to its next."""
+        return self.warps * self.split_k if self.interleave else 1
 
     def step_scales(self, sizes: PackedSizes) -> int:
         """Scales of a row in a step."""
@@ -158,6 +166,7 @@ class PersistentParams(NamedTuple):
             and 1 <= self.tiles <= self.row_tiles(sizes)
             and 1 <= self.held <= self.tiles
             and (self.bulk == 0 or (self.bulk == 1 and has_clusters))
+            and self.interleave in (0, 1)
             and 0 <= self.prefetch < self.stages
             and (self.cover == 0 or (self.cover == 1 and self.free_stages(sizes) < self.stages - 1))
             and (self.split_k == 1 or (has_clusters and 1 < self.split_k <= MAX_CLUSTER))

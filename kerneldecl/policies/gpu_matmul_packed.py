@@ -1,12 +1,11 @@
 """Owns which warps, stages and split-K of a GEMM of few rows with packed 4-bit weights on mma.sync a GPU should try, and in which order.
 
-Knows nothing of TVM, of how the templates apply them, or of the persistent form but what it is predicted to take.
+Knows nothing of TVM, of how the templates apply them, or of the persistent form and the GEMV but what they are predicted to take.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, FIRST_PDL_CAPABILITY, SM_PARTITIONS, WARP_LANES
@@ -25,8 +24,8 @@ from kerneldecl.analysis.matmul_packed import (
 )
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
-from kerneldecl.policies.gpu import packed_persistent
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved
+from kerneldecl.policies.gpu import packed_gemv, packed_persistent
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved, least_secs
 from kerneldecl.policies.gpu.tensor_core_model import multiplies_per_cycle
 from kerneldecl.policies.gpu.time_model import (
     BARRIER_SECS,
@@ -40,7 +39,7 @@ from kerneldecl.policies.gpu.time_model import (
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.shared.traffic import moved_bytes
 
-TEMPLATES = ("gpu_matmul_packed", "gpu_matmul_packed_persistent")
+TEMPLATES = ("gpu_matmul_packed", "gpu_matmul_packed_persistent", "gpu_gemv_packed")
 KINDS = ("cuda",)
 HAS_TRACES = False
 
@@ -63,7 +62,9 @@ MIN_WARP_STEPS = 2
 SAME_TILE = 2
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
 OTHER_FORM_EVERY = 6
-"""One in this many proposals is of the form, persistent or not, that is predicted to be slower."""
+"""One in this many proposals of those two forms is of the one, persistent or not, that is predicted to be slower."""
+GEMV_EVERY = 4
+"""One in this many proposals is a GEMV, where these are predicted to be slower than other forms; else every second one is."""
 
 # Instructions of a warp, counted in what nvcc 13.0 makes of the kernel for sm_90a.
 
@@ -127,7 +128,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
-    """Yield the parameters, those with the least predicted time first, but for every sixth, which is of the other form."""
+    """Yield the parameters, those with the least predicted time first, but for every fourth, a GEMV, and every sixth other, of its form."""
     sizes, gpu = packed_of(space), arch.the_gpu
     if sizes is None or gpu.compute_capability < FIRST_CAPABILITY:
         return
@@ -135,8 +136,12 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     plain = (Estimate(params, _secs(sizes, params, gpu, moved), _tile(sizes, params, gpu)) for params in choices(sizes, gpu))
     persistent = packed_persistent.estimates(sizes, gpu, moved)
     forms = list(best_first(plain, SAME_TILE)), list(best_first(persistent, packed_persistent.SAME_TILE))
-    first, rivals = sorted(forms, key=lambda found: found[0].predicted_secs if found else math.inf)
-    yield from interleaved(first, rivals, every=OTHER_FORM_EVERY)
+    first, rivals = sorted(forms, key=least_secs)
+    gemms, gemvs = list(interleaved(first, rivals, every=OTHER_FORM_EVERY)), list(packed_gemv.proposals(sizes, gpu, moved))
+    if least_secs(gemvs) < least_secs(gemms):
+        yield from interleaved(gemvs, gemms, every=2)
+    else:
+        yield from interleaved(gemms, gemvs, every=GEMV_EVERY)
 
 
 def _tile(sizes: PackedSizes, params: PackedParams, gpu: Gpu) -> tuple[int, ...]:

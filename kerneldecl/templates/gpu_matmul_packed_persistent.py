@@ -17,6 +17,8 @@ Parameters:
   bulk     1 has one lane copy a warp's weights in bulk, from compute capability 9.0 on; 0 has each lane copy 16 bytes of each 512
   prefetch steps of a warp whose weights are prefetched to L2 before the preceding kernel has ended
   cover    1 prefetches the first weights to L2 whose stages activations have at first
+  interleave  1 gives a warp every so many-th step as there are warps, so that all of them read weights that follow each other; 0, and left
+           out, steps that follow each other
 
 Registers: a thread holds k / (split_k * warps) / 8 of activations for each eight rows, and of int4 2 sums of these for each group, or
 each step where that is shorter: 144 at most, 72 where tiles have 32 rows.
@@ -43,6 +45,7 @@ from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.packed_gemm_kernel import sizes_of
 from kerneldecl.templates.gpu.packed_gemm_persistent_kernel import PersistentKernel, build
+from kerneldecl.templates.gpu.packed_gemm_persistent_source import multiply_source
 from kerneldecl.templates.hopper.read_quantized import read_quantized
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
@@ -56,4 +59,5 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     chosen = PersistentParams(**{name: params[name] for name in PersistentParams._fields if name in params})  # type: ignore[arg-type]
     if problem is None or sizes is None or not chosen.fits(sizes, gpu):
         return None
-    return build(PersistentKernel(problem, sizes, chosen, supports_pdl(gpu)))
+    functions = multiply_source(sizes, chosen, problem.gemm.a.dtype)
+    return build(PersistentKernel(problem, sizes, chosen, supports_pdl(gpu), functions, chosen.smem_bytes(sizes)))

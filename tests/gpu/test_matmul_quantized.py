@@ -75,6 +75,16 @@ PERSISTENT: tuple[dict[str, Any], ...] = tuple(
         {"step": 256, "stages": 4, "warps": 4, "bulk": 1},
         {"split_k": 2, "warps": 4, "stages": 12, "tiles": 7, "held": 2, "cover": 1},
         {"split_k": 4, "warps": 4, "tiles": 5, "held": 5, "bulk": 1, "prefetch": 1},
+        {"rows": 32, "tiles": 3, "held": 2, "stages": 5, "prefetch": 2, "interleave": 1},
+    )
+)
+GEMVS: tuple[dict[str, Any], ...] = tuple(
+    {"rows": 64, "step": 64, "warps": 16, "tiles": 1, "stages": 3, "blocks": 1, "bulk": 0, "prefetch": 1, **each}
+    for each in (
+        {},
+        {"bulk": 1, "stages": 2},
+        {"rows": 32, "step": 128, "warps": 8, "blocks": 2, "tiles": 2, "bulk": 1},
+        {"rows": 16, "step": 256, "warps": 5, "tiles": 4, "stages": 2},
     )
 )
 OTHERS: dict[str, dict[str, Any]] = {
@@ -125,6 +135,18 @@ CASES = [
             (
                 "columns, k that warps divide unevenly, bias and residual",
                 {"m": 2, "k": 2304, "scales": "column", "epilogue": ["bias", "add"]},
+            ),
+        )
+    ),
+    *(
+        Case(f"{name}, GEMV", "matmul_quantized", INT4 | attrs, given("gpu_gemv_packed", *GEMVS))
+        for name, attrs in (
+            ("int4, one row", {"m": 1}),
+            ("int4, 8192 x 8192", {"m": 1, "n": 8192, "k": 8192}),
+            ("groups of 64, bfloat16, zero points", {"m": 1, "n": 1040, "dtype": "bfloat16", "zero_points": True, "group": 64}),
+            (
+                "3 rows, columns, k that warps divide unevenly, bias and residual",
+                {"m": 3, "k": 2304, "scales": "column", "epilogue": ["bias", "add"]},
             ),
         )
     ),

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
@@ -81,6 +81,11 @@ def interleaved(first: Iterable[Proposal], rivals: Iterable[Proposal], *, every:
         yield from itertools.islice(own, every - 2)
         yield from itertools.islice(others, 1)
     yield from others
+
+
+def least_secs(found: Sequence[Proposal]) -> float:
+    """Return what the first of some proposals is predicted to take; infinity where there is none."""
+    return found[0].predicted_secs if found else math.inf
 
 
 def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:

@@ -26,10 +26,19 @@ MIN_TURNS = 2
 """Tiles of a thread block at least: with one there is nothing that activations in registers would be kept for."""
 FEW_BYTES = 1 << 16
 """Bytes of partial results up to which those of all tiles wait for the end."""
-COPIES = ((0, 0, 0, 1.0), (0, 2, 1, 1.0), (1, 2, 1, 1.0), (0, 2, 0, 0.4), (1, 0, 1, 0.6), (1, 1, 0, 0.35))
-"""Values of `bulk`, `prefetch` and `cover`, and the part of shared memory that stages take: each with some values of the others. Two stages
-of 2 KB took 10.6 us, and 11.6 behind a foreign kernel, where six took 10.9 and 13.1 (1 x 8192 x 8192; H200, 2026-11)."""
-PLAIN_COPIES = ((0, 0, 0, 1.0), (0, 0, 1, 0.6))
+COPIES = (
+    (0, 0, 0, 1.0, 0),
+    (0, 2, 1, 1.0, 0),
+    (1, 2, 1, 1.0, 0),
+    (0, 2, 0, 0.4, 0),
+    (1, 0, 1, 0.6, 0),
+    (1, 1, 0, 0.35, 0),
+    (1, 1, 0, 0.35, 1),
+)
+"""Values of `bulk`, `prefetch` and `cover`, the part of shared memory that stages take, and `interleave`: each with some values of the
+others. Two stages of 2 KB took 10.6 us, and 11.6 behind a foreign kernel, where six took 10.9 and 13.1 (1 x 8192 x 8192; H200, 2026-11).
+Interleaved steps have not been timed yet."""
+PLAIN_COPIES = ((0, 0, 0, 1.0, 0), (0, 0, 1, 0.6, 0))
 """The same for GPUs without bulk copies and PDL."""
 SAME_TILE = 4
 """Proposals of one tile at most; see `gemm_tiles.best_first`."""
@@ -68,6 +77,8 @@ PREFETCHED_SECS = 0.45e-6
 ACTIVATION_BYTES_PER_CLOCK = 12.0
 """Rate at which activations come to a thread block that all others ask for at the same time, and that waits for them: 64 and 128 KB a block
 took about 3 and 6 us longer than 16 (1, 8 and 16 x 8192 x 8192, 28 kernels; H200, 2026-11)."""
+INTERLEAVED_SECS = 0.01e-6
+"""Seconds that interleaved steps cost. Assumed: among equals those come first that have been timed."""
 BULK_SECS = 0.05e-6
 """Seconds that bulk copies of half a kilobyte cost. Assumed."""
 CLUSTER_SHARE = 1.5
@@ -107,10 +118,10 @@ def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[PersistentParams]:
         yield from (params for params in found if params.fits(sizes, gpu))
 
 
-def _with_copies(sizes: PackedSizes, base: PersistentParams, gpu: Gpu, copies: tuple[int, int, int, float]) -> PersistentParams:
+def _with_copies(sizes: PackedSizes, base: PersistentParams, gpu: Gpu, copies: tuple[int, int, int, float, int]) -> PersistentParams:
     """Return the parameters with one of COPIES; `cover` is 0 where there is nothing to cover."""
-    bulk, prefetch, cover, part = copies
-    tile = base._replace(bulk=bulk, prefetch=prefetch)
+    bulk, prefetch, cover, part, interleave = copies
+    tile = base._replace(bulk=bulk, prefetch=prefetch, interleave=interleave)
     plain = tile._replace(stages=_stages(sizes, tile, gpu, part))
     covering = plain._replace(cover=cover)
     return covering if covering.fits(sizes, gpu) else plain
@@ -153,8 +164,8 @@ def _secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, moved: int) ->
     )
     # The last arrivals are multiplied alone.
     tail_secs = params.warps * instructions / (SM_PARTITIONS * ISSUE_SHARE) * cycle
-    once_secs = _once_secs(sizes, params, gpu, has_room=resident > -(-blocks // gpu.sm_count))
-    return p_norm(*times, exponent=OVERLAP) + tail_secs + _activation_secs(sizes, params, gpu) + once_secs
+    once = once_secs(sizes, params, gpu, has_room=resident > -(-blocks // gpu.sm_count))
+    return p_norm(*times, exponent=OVERLAP) + tail_secs + _activation_secs(sizes, params, gpu) + once
 
 
 def _instructions(sizes: PackedSizes, params: PersistentParams) -> float:
@@ -171,7 +182,7 @@ def _activation_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu) -> 
     return params.warps * params.activation_bytes(sizes) / ACTIVATION_BYTES_PER_CLOCK / gpu.clock_hz
 
 
-def _once_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, *, has_room: bool) -> float:
+def once_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, *, has_room: bool) -> float:
     """Return the seconds that a kernel takes once: its launch, the first arrivals, the sums over warps and thread blocks."""
     has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
     secs = model.launch_secs(gpu, has_pdl=has_pdl) + (CROWDED_SECS if has_pdl and has_room else 0.0)
@@ -179,6 +190,11 @@ def _once_secs(sizes: PackedSizes, params: PersistentParams, gpu: Gpu, *, has_ro
     partial_bytes = 2 * params.warps * params.held * params.tile_bytes(sizes)
     secs += START_SECS + COMBINE_SECS + BARRIER_SECS * -(-params.tiles // params.held)
     secs += partial_bytes / gpu.smem_bytes_per_clock_per_sm / gpu.clock_hz
-    secs += FEW_WARPS_SECS * math.log2(MANY_WARPS / params.warps)
-    secs += BULK_SECS * params.bulk + STAGE_SECS * (params.stages - 2) - (PREFETCHED_SECS if params.prefetch else 0.0)
+    secs += FEW_WARPS_SECS * max(0.0, math.log2(MANY_WARPS / params.warps))
+    secs += (
+        BULK_SECS * params.bulk
+        + INTERLEAVED_SECS * params.interleave
+        + STAGE_SECS * (params.stages - 2)
+        - (PREFETCHED_SECS if params.prefetch else 0.0)
+    )
     return secs + (CLUSTER_SHARE * model.CLUSTER_SECS + model.SPLIT_K_CTA_SECS * (params.split_k - 1) if params.split_k > 1 else 0.0)

@@ -7,13 +7,32 @@ Addresses are a warp's own and offsets that compilers know, but for the row: loo
 
 from __future__ import annotations
 
+from string import Template
+
 from kerneldecl.templates.gpu.packed_gemm_instructions import BARRIERS, COPY, NO_BARRIERS, PREFETCH_LINE
 
+SLICES = {
+    "first": "(rank * WARPS + number) * SLICE_STEPS",
+    "steps": "max(0, min(SLICE_STEPS, STEPS - warp.first))",
+    "step": "step",
+    "vector": "vector",
+}
+"""Where a warp's steps begin, how many there are where some warps have more, where a step is, and a vector of activations: each warp has
+steps that follow each other."""
+INTERLEAVED = {
+    "first": "rank * WARPS + number",
+    "steps": "max(0, (STEPS - warp.first + STRIDE - 1) / STRIDE)",
+    "step": "step * STRIDE",
+    "vector": "(vector / (STEP / 8) * STRIDE * (STEP / 8) + vector % (STEP / 8))",
+}
+"""The same where each has every STRIDE-th step: all warps read weights that follow each other."""
 
-def copies_source(*, is_bulk: bool) -> str:
+
+def copies_source(*, is_bulk: bool, is_interleaved: bool = False) -> str:
     """Return CUDA of `prefetch_steps`, `fetch`, which starts the copies of a step, and of `fetch_activations`, all of a warp."""
     by_kind = f"{BARRIERS}{_BULK}" if is_bulk else f"{NO_BARRIERS}{_LANES}"
-    return f"{_WARP}{COPY}{PREFETCH_LINE}{by_kind}{_FETCH}"
+    text = Template(f"{_WARP}{COPY}{PREFETCH_LINE}{by_kind}{_FETCH}")
+    return text.substitute(INTERLEAVED if is_interleaved else SLICES)
 
 
 _WARP = """
@@ -27,8 +46,8 @@ struct Warp {
 __device__ __forceinline__ Warp warp_of(const void* values, const void* scales, const void* zeros, int rank, int number, int lane) {
   Warp warp{};
   warp.lane = lane;
-  warp.first = (rank * WARPS + number) * SLICE_STEPS;
-  warp.steps = IS_EVEN ? SLICE_STEPS : max(0, min(SLICE_STEPS, STEPS - warp.first));
+  warp.first = $first;
+  warp.steps = IS_EVEN ? SLICE_STEPS : $steps;
   warp.weights = warp.first * (TILES_K * N * 32);
   warp.factors = warp.first * STEP / GROUP * N;
   warp.values = static_cast<const unsigned char*>(values);
@@ -40,7 +59,7 @@ __device__ __forceinline__ Warp warp_of(const void* values, const void* scales, 
 __device__ __forceinline__ int first_row(int tile) { return N % ROWS == 0 ? tile * ROWS : min(tile * ROWS, N - ROWS); }
 // The first group of a step, counted from that of the warp's first step.
 __device__ __forceinline__ int first_group(const Warp& warp, int step) {
-  return GROUP <= STEP ? step * STEP_SCALES : (warp.first + step) * STEP / GROUP - warp.first * STEP / GROUP;
+  return GROUP <= STEP ? $step * STEP_SCALES : (warp.first + $step) * STEP / GROUP - warp.first * STEP / GROUP;
 }
 __device__ __forceinline__ unsigned factors_of(const Warp& warp, int row, int step) {
   return warp.factors + row + first_group(warp, step) * N;
@@ -66,7 +85,7 @@ __device__ __forceinline__ void fetch_step(const Warp& warp, int row, int step, 
   for (int k_tile = 0; k_tile < TILES_K; ++k_tile) {
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
-      copy(to + (k_tile * TILES + tile) * 512 + warp.lane * 16, from + (step * TILES_K + k_tile) * (N * 32) + tile * 512);
+      copy(to + (k_tile * TILES + tile) * 512 + warp.lane * 16, from + ($step * TILES_K + k_tile) * (N * 32) + tile * 512);
     }
   }
   unsigned place = factors_of(warp, row, step);
@@ -89,7 +108,7 @@ __device__ __forceinline__ void fetch_step(const Warp& warp, int row, int step, 
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(barrier), "r"(STAGE_BYTES) : "memory");
 #pragma unroll
   for (int k_tile = 0; k_tile < TILES_K; ++k_tile) {
-    const unsigned char* from = warp.values + (warp.weights + row * 32) + (step * TILES_K + k_tile) * (N * 32);
+    const unsigned char* from = warp.values + (warp.weights + row * 32) + ($step * TILES_K + k_tile) * (N * 32);
     copy_bulk(to + k_tile * TILES * 512, from, TILES * 512, barrier);
   }
   unsigned place = factors_of(warp, row, step);
@@ -116,7 +135,7 @@ __device__ __forceinline__ void fetch_activations(const Warp& warp, unsigned cha
 #pragma unroll
   for (int first = 0; first < M * VECTORS; first += 32) {
     int at = first + warp.lane, row = at / VECTORS, vector = at % VECTORS;
-    if (at < M * VECTORS && (IS_EVEN || vector < vectors)) copy(to + row * PITCH + vector * 16, from + row * (K * 2) + vector * 16);
+    if (at < M * VECTORS && (IS_EVEN || vector < vectors)) copy(to + row * PITCH + vector * 16, from + row * (K * 2) + $vector * 16);
   }
 }
 template <int BEGIN, int END>
@@ -130,7 +149,7 @@ __device__ __forceinline__ void prefetch_steps(const Warp& warp, int block) {
 #pragma unroll
     for (int first = 0; first < TILES_K * TILES * 4; first += 32) {
       int line = first + warp.lane, k_tile = line / (TILES * 4);
-      const unsigned char* from = warp.values + (warp.weights + row * 32) + (step * TILES_K + k_tile) * (N * 32);
+      const unsigned char* from = warp.values + (warp.weights + row * 32) + ($step * TILES_K + k_tile) * (N * 32);
       if (line < TILES_K * TILES * 4) prefetch_line(from + line % (TILES * 4) * 128);
     }
     if (warp.lane < STEP_SCALES) {

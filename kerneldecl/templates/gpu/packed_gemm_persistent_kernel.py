@@ -1,6 +1,6 @@
-"""Owns the persistent kernel of a GEMM with packed 4-bit weights on mma.sync: PDL, the sums over warps and thread blocks, the epilogue.
+"""Owns persistent kernels of GEMMs with packed 4-bit weights on mma.sync: PDL, the sums over warps and thread blocks, the epilogue.
 
-Knows nothing of how weights are multiplied or of how parameters are chosen.
+Knows nothing of how weights are multiplied, where activations are or of how parameters are chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.matmul_packed import PARTIAL_PADDING, PackedSizes
 from kerneldecl.analysis.matmul_packed_persistent import PersistentParams
 from kerneldecl.templates.gpu.packed_gemm_kernel import flat, meet, store
-from kerneldecl.templates.gpu.packed_gemm_persistent_source import multiply_source
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.read_quantized import QuantizedGemm
 
@@ -30,6 +29,12 @@ class PersistentKernel:
     params: PersistentParams
     pdl: bool
     """Whether the kernel overlaps the end of the preceding one."""
+    functions: tuple[str, str, str]
+    """Names of the two functions, and their CUDA, of which one prefetches a warp's first weights to L2, and the other leaves sums."""
+    smem_bytes: int
+    """Shared memory of a thread block, at whose begin these sums are."""
+    min_blocks: int = 0
+    """Thread blocks for which an SM must have registers; 0 leaves it to nvcc how many a thread has."""
 
     @property
     def results(self) -> int:
@@ -114,10 +119,10 @@ def _finish_cluster(kernel, sums, block, rank, thread):
 def _run(kernel, ids):
     """Compute a thread block's tiles."""
     block, rank, warp, lane = meta_vars(ids)
-    prefetch, multiply, source = meta_vars(multiply_source(kernel.sizes, kernel.params, kernel.problem.gemm.a.dtype))
+    prefetch, multiply, source = meta_vars(kernel.functions)
     weights = T.meta_var(kernel.problem.weights)
     pool = T.SMEMPool()
-    memory = pool.alloc((kernel.params.smem_bytes(kernel.sizes),), "uint8", align=VECTOR_BYTES)
+    memory = pool.alloc((kernel.smem_bytes,), "uint8", align=VECTOR_BYTES)
     end = T.meta_var(pool.offset)
     pool.move_base_to(0)
     sums = pool.alloc(kernel.sum_shape, "float32", align=VECTOR_BYTES)
@@ -147,6 +152,8 @@ def build(kernel: PersistentKernel) -> tvm.IRModule:
     @T.prim_func(check_well_formed=False)
     def main():
         T.device_entry()
+        if kernel.min_blocks > 0:
+            T.attr({"tirx.launch_bounds_min_blocks_per_sm": kernel.min_blocks})
         if kernel.pdl:
             T.attr({"tirx.use_programtic_dependent_launch": True})
         rank = T.cta_id_in_cluster([params.split_k]) if params.split_k > 1 else T.meta_var(0)

@@ -8,6 +8,8 @@ way while those of this one are multiplied.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.matmul_packed import PADDING_BYTES, PARTIAL_PADDING, PackedSizes
 from kerneldecl.analysis.matmul_packed_persistent import PersistentParams
@@ -28,10 +30,10 @@ def multiply_source(sizes: PackedSizes, params: PersistentParams, dtype: str) ->
     """
     step, helper = step_source(sizes, dtype)
     body = f"""
-{_constants(sizes, params)}
+{constants_source(constants(sizes, params))}
 {mma_source(dtype)}
 {COMMITS}
-{copies_source(is_bulk=bool(params.bulk))}
+{copies_source(is_bulk=bool(params.bulk), is_interleaved=bool(params.interleave))}
 {step}
 {_KERNEL}
 """
@@ -39,12 +41,17 @@ def multiply_source(sizes: PackedSizes, params: PersistentParams, dtype: str) ->
     return f"{space}::prefetch", f"{space}::multiply", text
 
 
-def _constants(sizes: PackedSizes, params: PersistentParams) -> str:
-    """Return the sizes as constants."""
+def constants_source(values: Mapping[str, int]) -> str:
+    """Return CUDA that defines constants."""
+    return "\n".join(f"constexpr int {name} = {value};" for name, value in values.items())
+
+
+def constants(sizes: PackedSizes, params: PersistentParams) -> dict[str, int]:
+    """Return the sizes that the CUDA names."""
     step_scales = params.step_scales(sizes)
     run_parts = params.step // 16 // step_scales
     is_lone = params.warps <= LONE_WARPS and params.rows == TILE_ROWS and sizes.fragments == 1
-    values = {
+    return {
         "M": sizes.m,
         "N": sizes.n,
         "K": sizes.k,
@@ -84,8 +91,8 @@ def _constants(sizes: PackedSizes, params: PersistentParams) -> str:
         "BARRIERS": params.barrier_offset(sizes),
         "BULK": params.bulk,
         "PREFETCHED": params.prefetch,
+        **({"STRIDE": params.stride} if params.interleave else {}),
     }
-    return "\n".join(f"constexpr int {name} = {value};" for name, value in values.items())
 
 
 _KERNEL = """

@@ -14,7 +14,7 @@ from kerneldecl.templates.gpu.packed_gemm_steps import ONES, QUADS_SCALES, WIDEN
 
 def step_source(sizes: PackedSizes, dtype: str) -> tuple[str, str]:
     """Return the CUDA of `load_slice`, `add_slice`, `multiply_step` and the factors of a lane's results, and what they call."""
-    parts, helper = _float4_parts(sizes, dtype) if sizes.is_float4 else _int4_parts(sizes, dtype)
+    parts, helper = _float4_parts(sizes, dtype) if sizes.is_float4 else int4_parts(sizes, dtype)
     return _STEP.format(ones=ONES[dtype], **parts), helper
 
 
@@ -32,8 +32,12 @@ def _float4_parts(sizes: PackedSizes, dtype: str) -> tuple[dict[str, str], str]:
     return parts, helper + wide_scale
 
 
-def _int4_parts(sizes: PackedSizes, dtype: str) -> tuple[dict[str, str], str]:
-    """Return what is particular to int4: codes are multiplied, and zero points come off sums, as what operand A has besides codes."""
+def int4_parts(sizes: PackedSizes, dtype: str) -> tuple[dict[str, str], str]:
+    """Return what is particular to int4: codes are multiplied, and zero points come off sums, as what operand A has besides codes.
+
+    `name` gives fragments of codes, `factors` are those of results, `scales` finds those of a stage, and `scale` reads those of a
+    lane's two rows in `tile` and `run`, and what comes off their sums.
+    """
     ctype, widen = WIDEN[dtype]
     codes = int4_fragments.codes_source(dtype)
     zero = "static_cast<float>(zeros[place + {row}])" if sizes.has_zeros else "8.0f"
