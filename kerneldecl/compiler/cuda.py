@@ -163,17 +163,18 @@ BFLOAT16_INSTRUCTIONS = (8, 0)
 """The first compute capability that computes in bfloat16."""
 
 
-@contextmanager
-def _dtypes_by_headers(*, has_text: bool) -> Iterator[None]:
-    """Have TVM leave conversions of float8 to CUDA's headers on every GPU: these have arithmetic for GPUs without an instruction.
+_BY_HEADERS = ("tvm.support.nvcc.supports_fp8", "tvm.support.nvcc.supports_bf16")
 
-    TVM 0.27's own gives zero and subnormal numbers other values there, and compares vectors of eight, for which CUDA has no type.
-    bfloat16 is left to headers where functions may be CUDA text, whose arguments TVM would declare as 16-bit integers before
-    compute capability 8.0.
+
+@contextmanager
+def _dtypes_by_headers() -> Iterator[None]:
+    """Have TVM leave float8 and bfloat16 to CUDA's headers on every GPU: these have arithmetic for GPUs without an instruction.
+
+    TVM 0.27's own gives zero and subnormal numbers of float8 other values there, and compares vectors of eight, for which CUDA has no type.
+    Of bfloat16 it makes 16-bit integers, as which no kernel that is CUDA text takes it, and loads that it refuses itself later.
     """
-    names = ["tvm.support.nvcc.supports_fp8", *["tvm.support.nvcc.supports_bf16"] * has_text]
-    before = {name: tvm_ffi.get_global_func(name) for name in names}
-    for name in names:
+    before = {name: tvm_ffi.get_global_func(name) for name in _BY_HEADERS}
+    for name in _BY_HEADERS:
         tvm_ffi.register_global_func(name, lambda _: True, override=True)
     try:
         yield
@@ -205,7 +206,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
-    with tvm.transform.PassContext(config=_pass_config(func)), _source_only(), _dtypes_by_headers(has_text=is_tirx(func)):
+    with tvm.transform.PassContext(config=_pass_config(func)), _source_only(), _dtypes_by_headers():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(
             mod if is_tirx(func) else aligned_vectors(narrowed(mod))
         )

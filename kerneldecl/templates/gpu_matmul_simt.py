@@ -25,9 +25,9 @@ from typing import Any
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import Contraction, Operand, dequantised_operands
+from kerneldecl.analysis.contraction import Contraction, Operand
 from kerneldecl.analysis.params import SIMT_VECTOR, SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams, read_params
-from kerneldecl.analysis.unpacked_operands import unpacked_operands
+from kerneldecl.analysis.unpacked_operands import scalar_operands
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
@@ -58,10 +58,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     gemm = read_gemm(mod)
     if gemm is None or not _fits(tiles, gemm.extents):
         return None
-    space = iter_space(mod)
-    # Without bfloat16, TVM computes it in eight words of 32 bits, and writes vectors of bytes beside them that are no CUDA.
-    has_vectors = arch.the_gpu.simt_rate("bfloat16") > 0 or gemm.a.dtype != "bfloat16"
-    unpacked = unpacked_operands(space) if has_vectors else dequantised_operands(space)
+    unpacked = scalar_operands(iter_space(mod))
     return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch, unpacked))
 
 

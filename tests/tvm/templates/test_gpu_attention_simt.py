@@ -112,6 +112,16 @@ def test_one_of_the_first_proposals_does_not_spill(name: str, arch: str) -> None
     pytest.fail("both spill")
 
 
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_turing_takes_dtypes_that_it_has_no_instructions_for(dtype: str) -> None:
+    turing, mod = load_arch(REPOSITORY, "t4"), canonical.lower(rule_of({"dtype": dtype}))
+    made = gpu_attention_simt.apply(mod, PLAIN, turing)
+    assert made is not None
+    cubin = nvcc.compile_cubin(cuda_source(made, turing, "kernel"), "sm_75", nvcc.FAST_MATH_FLAGS)
+    assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values())
+
+
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [

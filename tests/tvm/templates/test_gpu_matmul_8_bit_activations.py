@@ -14,10 +14,12 @@ from support.repository import REPOSITORY
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
+from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Candidate, IterSpace, Value
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.plugins.policy_order import standard_order
+from kerneldecl.toolchain import nvcc
 
 A100, H200, T4 = (load_arch(REPOSITORY, name) for name in ("a100-80gb", "h200", "t4"))
 SIMT: dict[str, Value] = {"block_m": 16, "block_n": 32, "block_k": 8, "thread_m": 4, "thread_n": 4, "stages": 2, "raster_group": 1}
@@ -36,6 +38,16 @@ def right(rule: Any, candidate: Candidate, arch: Arch) -> None:
 def test_packed_weights_are_unpacked_one_by_one_on_cuda_cores(dtype: str, zero_points: bool) -> None:
     attrs = {"m": 5, "n": 64, "k": 128, "layout": "packed", "dtype": dtype, "zero_points": zero_points}
     right(load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, attrs), Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 2}), A100)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("weights", "dtype"), [("int4", "float16"), ("float8_e4m3fn", "bfloat16")])
+def test_weights_in_rows_become_16_bits_one_by_one_on_cuda_cores(weights: str, dtype: str) -> None:
+    rule = load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"m": 5, "n": 64, "k": 128, "weights": weights, "dtype": dtype})
+    right(rule, Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 1}), T4)
+    made = apply_candidate(REPOSITORY, canonical.lower(rule), Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 1}), T4)
+    assert made is not None
+    assert nvcc.compile_cubin(cuda_source(made.mod, T4, "kernel"), "sm_75").content
 
 
 TC: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 64, "warps_m": 2, "warps_n": 1, "raster_group": 1}
