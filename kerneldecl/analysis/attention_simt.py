@@ -15,7 +15,7 @@ OUT_DTYPES = ("float16", "bfloat16", "float32")
 """Of O, which is computed in float32."""
 DTYPES = (*OUT_DTYPES, FLOAT8)
 """Of Q, K and V."""
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 LANE_ROWS, LANE_COLUMNS = 4, 8
 """A warp's lanes along rows of queries, and along keys and columns of results."""
 QUAD = 4

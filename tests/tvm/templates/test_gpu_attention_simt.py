@@ -125,7 +125,7 @@ def test_turing_takes_dtypes_that_it_has_no_instructions_for(dtype: str) -> None
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
-        ({"head_dim": 264}, {}),
+        ({"head_dim": 520}, {}),
         ({}, {"warps_m": 3}),
         ({}, {"thread_n": 1}),
         ({}, {"warps_m": 8, "warps_n": 8}),
@@ -153,3 +153,11 @@ def test_few_tiles_share_rows_among_warps() -> None:
     params = dict(first.candidate.params)
     assert int(params["warps_n"]) > 1
     assert first.predicted_secs < 5e-5
+
+
+@pytest.mark.parametrize(("arch", "is_taken"), [("t4", False), ("rtx-4090", True), ("h200", True)])
+def test_heads_of_512_are_taken_where_shared_memory_holds_their_keys(arch: str, is_taken: bool) -> None:
+    mod, gpu = canonical.lower(rule_of(LLAMA | {"heads": 1, "kv_heads": 1, "head_dim": 512})), load_arch(REPOSITORY, arch)
+    proposals = policy.propose(iter_space(mod), gpu, 2)
+    assert bool(proposals) == is_taken
+    assert all(gpu_attention_simt.apply(mod, dict(each.candidate.params), gpu) is not None for each in proposals)
