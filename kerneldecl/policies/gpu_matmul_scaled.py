@@ -48,6 +48,8 @@ ISSUE_PER_CYCLE = 128.0
 """Instructions of lanes that an SM starts in a cycle."""
 CONVERT_INSTRUCTIONS = 4.0
 """Instructions of a lane for a value to become float16 in shared memory: nvcc 13.0 gives 3.5 for int4 and int8 of sm_80 and sm_90."""
+INTEGER_CONVERT_INSTRUCTIONS = 1.0
+"""The same to become int8: nvcc 13.0 gives 0.9 for packed int4 and int8 of sm_80, four values in each."""
 SCALE_INSTRUCTIONS = 2.0
 """Instructions of a lane for each sum of a k-tile: it is scaled and added. One of int32 becomes float32 before."""
 FACTOR_BYTES = 5
@@ -156,7 +158,7 @@ def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
     blocks = -(-m // block_m) * -(-n // block_n) * tiling.split_k
     k_tiles, cycle = -(-k // (block_k * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
     is_integer = sizes.gemm.a.dtype == INTEGER_DTYPE
-    convert = (block_m + block_n) * block_k * CONVERT_INSTRUCTIONS / ISSUE_PER_CYCLE
+    convert = (block_m + block_n) * block_k * (INTEGER_CONVERT_INSTRUCTIONS if is_integer else CONVERT_INSTRUCTIONS) / ISSUE_PER_CYCLE
     scale = block_m * block_n * (SCALE_INSTRUCTIONS + is_integer) / ISSUE_PER_CYCLE
     multiply = block_m * block_n * block_k / multiplies_per_cycle(gpu, sizes.gemm.a.dtype, sizes.gemm.accum_dtype)
     latency = LOAD_CYCLES / (tiling.stages - 1 if is_staged(sizes, tiling, gpu) else 1)
