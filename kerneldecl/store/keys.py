@@ -204,7 +204,10 @@ def _made_with(arch: Arch, tools: tuple[str, ...], lists: tuple[tuple[str, str],
 
 
 def _codegen(arch: Arch) -> dict[str, object]:
-    """Return what tells of the code that the compiler makes of a scheduled module."""
+    """Return what tells of the code that the compiler makes of a scheduled module.
+
+    With float8 by bits, bfloat16 is left to headers where there are no instructions for it.
+    """
     is_converted = arch.gpu is not None and arch.gpu.compute_capability < FLOAT8_INSTRUCTIONS
     return {"codegen": CODEGEN, **({"float8": "bits"} if is_converted else {})}
 
