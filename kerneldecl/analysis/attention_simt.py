@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kerneldecl.analysis.attention import BIAS_REGISTERS, AttentionSizes
+from kerneldecl.analysis.attention import BIAS_REGISTERS, FLOAT8, AttentionSizes
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.model import Candidate, Gpu
 
-DTYPES = ("float16", "bfloat16", "float32")
-"""Of Q, K, V and O, all of which are computed in float32."""
-MAX_HEAD_DIM = 256
+OUT_DTYPES = ("float16", "bfloat16", "float32")
+"""Of O, which is computed in float32."""
+DTYPES = (*OUT_DTYPES, FLOAT8)
+"""Of Q, K and V."""
+MAX_HEAD_DIM = 512
 LANE_ROWS, LANE_COLUMNS = 4, 8
 """A warp's lanes along rows of queries, and along keys and columns of results."""
 QUAD = 4
@@ -111,4 +113,4 @@ def value_columns(value_dim: int) -> int:
 
 def takes(sizes: AttentionSizes) -> bool:
     """Say whether the kernel on CUDA cores computes such an attention."""
-    return sizes.dtype in DTYPES and sizes.out_dtype in DTYPES and max(sizes.head_dim, sizes.value_dim) <= MAX_HEAD_DIM
+    return sizes.dtype in DTYPES and sizes.out_dtype in OUT_DTYPES and max(sizes.head_dim, sizes.value_dim) <= MAX_HEAD_DIM

@@ -96,12 +96,11 @@ def why_not(sizes: GroupedConvSizes, gpu: Gpu) -> str:
     return next((reason for applies, reason in reasons if applies), "")
 
 
-def why_not_simt(sizes: GroupedConvSizes, gpu: Gpu) -> str:
+def why_not_simt(sizes: GroupedConvSizes, gpu: Gpu) -> str:  # noqa: ARG001  as of the kernel on tensor cores
     """Return why the kernel for CUDA cores does not compute such a convolution, as a sentence; empty where it does."""
     is_known = sizes.accum_dtype == "float32" and sizes.dtype in SIMT_DTYPES and sizes.out_dtype in SIMT_DTYPES
     reasons = (
         (not is_known, f"{sizes.dtype} with {sizes.accum_dtype} sums and {sizes.out_dtype} results is not computed so"),
-        (not gpu.async_copy, "the GPU has no cp.async"),
         (max(sizes.image_elements, sizes.out_elements) >= MAX_OFFSET, f"it has {MAX_OFFSET} elements or more"),
     )
     return next((reason for applies, reason in reasons if applies), "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_BYTES,
     MAX_ACCUM_REGISTERS,
@@ -15,6 +16,7 @@ from kerneldecl.analysis.hopper_limits import (
     fitting_epilogue_buffers,
 )
 from kerneldecl.analysis.params import WgmmaParams
+from kerneldecl.analysis.tensor_cores import K_BYTES, shape_of
 from kerneldecl.model import Access, Candidate, Gpu, IterSpace, dtype_bytes
 
 MAX_ELEMENTS = 2**31
@@ -228,7 +230,7 @@ class MmaGroupedParams(NamedTuple):
         return self.warp_tile[0] * self.warp_tile[1] // 32
 
     def stage_elements(self, sizes: GroupedSizes) -> tuple[int, int]:
-        """Return the elements of a k-tile of A and of B in shared memory, whose rows are padded by 16 bytes."""
+        """Return the elements of 16 bits of a k-tile of A and of B in shared memory, whose rows are padded by 16 bytes."""
         b = self.block_n * (MMA_K_TILE + MMA_PAD) if sizes.is_k_last else MMA_K_TILE * (self.block_n + MMA_PAD)
         return self.block_m * (MMA_K_TILE + MMA_PAD), b
 
@@ -236,9 +238,10 @@ class MmaGroupedParams(NamedTuple):
         """Return the shared memory of a thread block: k-tiles, and where groups lie."""
         return 2 * self.stages * sum(self.stage_elements(sizes)) + 16 * sizes.segments
 
-    def registers(self) -> int:
-        """Return about how many registers a thread needs."""
-        return self.accumulators + self.warp_tile[0] // 16 * 4 + 4 + MMA_OTHER_REGISTERS
+    def registers(self, sizes: GroupedSizes) -> int:
+        """Return about how many registers a thread needs; with scales, sums of a k-tile and scales of its rows besides."""
+        scaled = self.accumulators + self.warp_tile[0] // 8 if sizes.is_scaled else 0
+        return self.accumulators + self.warp_tile[0] // 16 * 4 + 4 + MMA_OTHER_REGISTERS + scaled
 
     def fits(self, sizes: GroupedSizes, gpu: Gpu) -> bool:
         """Say whether a kernel with these parameters can be built."""
@@ -249,10 +252,11 @@ class MmaGroupedParams(NamedTuple):
             and self.block_n % (16 * self.warps_n) == 0
             and self.block_m * vectors % self.threads == 0
             and self.block_n * vectors % self.threads == 0
+            and (not sizes.is_scaled or SCALE_COLUMNS % self.warp_tile[1] == 0)
             and 2 <= self.stages <= 8
             and self.threads <= gpu.max_threads_per_block
-            and self.registers() <= gpu.max_registers_per_thread
-            and self.registers() * self.threads * self.blocks <= gpu.registers_per_sm
+            and self.registers(sizes) <= gpu.max_registers_per_thread
+            and self.registers(sizes) * self.threads * self.blocks <= gpu.registers_per_sm
             and smem <= gpu.smem_per_block_optin_bytes
             and self.blocks * (smem + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         )
@@ -262,21 +266,32 @@ class MmaGroupedParams(NamedTuple):
 
 
 MMA_K_TILE = 32
-"""Elements of k that `gpu_matmul_grouped` copies at once."""
+"""Elements of k, of 16 bits, that `gpu_matmul_grouped` copies at once; of 8 bits twice as many."""
 MMA_PAD = 8
-"""Elements between rows in shared memory, a vector of 16 bytes: ldmatrix then reads eight rows from different banks."""
+"""Elements of 16 bits between rows in shared memory, a vector of 16 bytes: ldmatrix then reads eight rows from different banks."""
 MMA_OTHER_REGISTERS = 48
 """Registers of a thread besides accumulators and fragments, about."""
 
 
-def mma_takes(sizes: GroupedSizes) -> bool:
-    """Say whether the kernel on mma.sync computes such a grouped GEMM: rows of whole 16 bytes, offsets of 32 bits."""
-    inner = sizes.k if sizes.is_k_last else sizes.n
+def mma_k_tile(sizes: GroupedSizes) -> int:
+    """Return the elements of k that `gpu_matmul_grouped` copies at once."""
+    return 2 * MMA_K_TILE // dtype_bytes(sizes.dtype)
+
+
+def mma_takes(sizes: GroupedSizes, gpu: Gpu) -> bool:
+    """Say whether the kernel on mma.sync computes such a grouped GEMM on a GPU: rows of whole 16 bytes, offsets of 32 bits.
+
+    float8 needs its instruction, and both operands with k last.
+    """
+    inner, vector = sizes.k if sizes.is_k_last else sizes.n, VECTOR_BYTES // dtype_bytes(sizes.dtype)
+    is_known = sizes.dtype == "float8_e4m3fn" and sizes.is_k_last if sizes.is_scaled else sizes.dtype in ("float16", "bfloat16")
+    shape = shape_of("mma.sync", sizes.dtype, gpu.compute_capability)
     return (
-        not sizes.is_scaled
-        and sizes.dtype in ("float16", "bfloat16")
-        and sizes.k % MMA_PAD == 0
-        and inner % MMA_PAD == 0
+        is_known
+        and shape is not None
+        and shape.tile[2] * dtype_bytes(sizes.dtype) == K_BYTES
+        and sizes.k % vector == 0
+        and inner % vector == 0
         and sizes.n % 2 == 0
         and sizes.groups <= MAX_GROUPS
         and max(sizes.places * max(sizes.k, sizes.n), sizes.groups * sizes.n * sizes.k) < MAX_ELEMENTS

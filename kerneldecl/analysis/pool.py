@@ -102,12 +102,13 @@ class PoolParams(NamedTuple):
 def takes(sizes: PoolSizes, gpu: Gpu) -> bool:
     """Say whether the kernel for channels last pools such images on a GPU."""
     has_vectors = sizes.vector * dtype_bytes(sizes.dtype) >= MIN_ACCESS_BYTES
-    return not sizes.channels_first and sizes.out_dtype == sizes.dtype and has_vectors and computes(sizes, gpu)
+    has_maxima = gpu.compute_capability >= FIRST_CAPABILITY
+    return not sizes.channels_first and sizes.out_dtype == sizes.dtype and has_vectors and has_maxima and computes(sizes)
 
 
-def computes(sizes: PoolSizes, gpu: Gpu) -> bool:
-    """Say whether a GPU has the instructions for a dtype, and 32 bits the offsets of all elements."""
-    return {sizes.dtype, sizes.out_dtype} <= DTYPES and sizes.elements < MAX_OFFSET and gpu.compute_capability >= FIRST_CAPABILITY
+def computes(sizes: PoolSizes) -> bool:
+    """Say whether kernels take the dtypes, and 32 bits the offsets of all elements."""
+    return {sizes.dtype, sizes.out_dtype} <= DTYPES and sizes.elements < MAX_OFFSET
 
 
 def pool_of(space: IterSpace) -> PoolSizes | None:

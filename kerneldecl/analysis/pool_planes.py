@@ -81,7 +81,8 @@ class PlanesParams(NamedTuple):
         """Say whether a kernel with these parameters can be built."""
         return (
             sizes.channels_first
-            and computes(sizes, gpu)
+            and computes(sizes)
+            and (gpu.async_copy or not self.staged)
             and min(self[:4]) >= 1
             and self.threads % WARP_LANES == 0
             and self.threads <= gpu.max_threads_per_block

@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
-from kerneldecl.model import Access, IterSpace, dtype_bytes
+from kerneldecl.analysis.tensor_cores import shape_of
+from kerneldecl.model import Access, Gpu, IterSpace, dtype_bytes
 
 VALUE_DTYPE = "float16"
 """Dtype in which values are multiplied: all numbers of 8 bits are exact in it."""
+INTEGER_DTYPE = "int8"
+"""Dtype in which integers are multiplied otherwise, if all of them are from -128 to 127: tensor cores take twice as many of it."""
 
 
 class ScaledSizes(NamedTuple):
@@ -25,10 +28,21 @@ class ScaledSizes(NamedTuple):
     """Elements along k that share all scales."""
     value_bytes: tuple[int, int]
     """Bytes of A's and B's values in memory."""
+    are_integers: bool
+    """Whether values may be integers from -128 to 127: int8, or 4 bits without zero points."""
+
+    @property
+    def integers(self) -> ScaledSizes:
+        """Return the same with values in INTEGER_DTYPE."""
+        a, b = (replace(operand, dtype=INTEGER_DTYPE) for operand in (self.gemm.a, self.gemm.b))
+        return self._replace(gemm=replace(self.gemm, a=a, b=b, accum_dtype="int32"))
 
 
-def scaled_of(space: IterSpace) -> ScaledSizes | None:
-    """Return what looks like a GEMM of scaled values with float32 sums, None where it does not."""
+def scaled_of(space: IterSpace, gpu: Gpu) -> ScaledSizes | None:
+    """Return what looks like a GEMM of scaled values with float32 sums, None where it does not.
+
+    Values without scales are among them where the GPU's tensor cores do not multiply them as they are: float8 before Ada.
+    """
     gemm = contraction_of(space)
     if isinstance(gemm, str) or not gemm.is_plain or gemm.accum_dtype != "float32" or gemm.extents[0] != 1:
         return None
@@ -39,12 +53,18 @@ def scaled_of(space: IterSpace) -> ScaledSizes | None:
     values = [[access for access in found if dtype_bytes(access.dtype) == 1] for found in sources]
     scales = [[access for access in found if access.dtype == "float32"] for found in sources]
     is_known = all(len(known) + len(wide) == len(found) for known, wide, found in zip(values, scales, sources, strict=True))
-    if not is_known or shapes != [(m, k), (n, k)] or not all(values) or not any(scales):
+    if not is_known or shapes != [(m, k), (n, k)] or not all(values):
         return None
-    groups = [_group(access, rows, k) for found, rows in zip(scales, (m, n), strict=True) for access in found]
     stored = tuple(max(math.prod(access.shape) for access in found) for found in values)
+    # Scales of 8 bits, and zero points, are those that are fewer than the values.
+    few = [[access for access in found if math.prod(access.shape) < most] for found, most in zip(values, stored, strict=True)]
+    factors = [wide + narrow for wide, narrow in zip(scales, few, strict=True)]
+    if not any(factors) and (gemm.a.dtype != gemm.b.dtype or shape_of("mma.sync", gemm.a.dtype, gpu.compute_capability)):
+        return None
+    groups = [_group(access, rows, k) for found, rows in zip(factors, (m, n), strict=True) for access in found]
     own = replace(gemm, a=replace(gemm.a, dtype=VALUE_DTYPE), b=replace(gemm.b, dtype=VALUE_DTYPE))
-    return ScaledSizes(own, math.gcd(*groups), (stored[0], stored[1]))
+    are_integers = not any(few) and all(access.dtype in {"int8", "uint8"} for found in values for access in found)
+    return ScaledSizes(own, math.gcd(*groups) or k, (stored[0], stored[1]), are_integers)
 
 
 def _sources(space: IterSpace, access: Access) -> tuple[Access, ...]:

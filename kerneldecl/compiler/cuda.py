@@ -32,6 +32,7 @@ from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
 from kerneldecl.compiler.cuda_headers import headers_for
 from kerneldecl.compiler.passes.aligned_vectors import aligned_vectors
 from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
+from kerneldecl.compiler.passes.float8_bits import float8_by_bits
 from kerneldecl.compiler.passes.nan import carried, gives_nan, has_instruction, with_nan_in_cuda
 from kerneldecl.compiler.passes.registers import lane_arrays, narrowed, unrolled
 from kerneldecl.compiler.passes.single_barrier import one_barrier
@@ -153,21 +154,33 @@ _FLOAT8_HEADER = (
     "#if 1  // The header converts float8 where no instruction does.\n#include <cuda_fp8.h>",
 )
 """What TVM writes where a source has float8, and what GPUs without its instructions need."""
+_BFLOAT16_HEADER = (
+    "#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 800)\n#include <cuda_bf16.h>",
+    "#if 1  // The header converts bfloat16 where no instruction does.\n#include <cuda_bf16.h>",
+)
+"""The same of bfloat16."""
+BFLOAT16_INSTRUCTIONS = (8, 0)
+"""The first compute capability that computes in bfloat16."""
+
+
+_BY_HEADERS = ("tvm.support.nvcc.supports_fp8", "tvm.support.nvcc.supports_bf16")
 
 
 @contextmanager
-def _float8_by_headers() -> Iterator[None]:
-    """Have TVM leave conversions of float8 to CUDA's headers on every GPU: these have arithmetic for GPUs without an instruction.
+def _dtypes_by_headers() -> Iterator[None]:
+    """Have TVM leave float8 and bfloat16 to CUDA's headers on every GPU: these have arithmetic for GPUs without an instruction.
 
-    TVM 0.27's own gives zero and subnormal numbers other values there, and compares vectors of eight, for which CUDA has no type.
+    TVM 0.27's own gives zero and subnormal numbers of float8 other values there, and compares vectors of eight, for which CUDA has no type.
+    Of bfloat16 it makes 16-bit integers, as which no kernel that is CUDA text takes it, and loads that it refuses itself later.
     """
-    name = "tvm.support.nvcc.supports_fp8"
-    before = tvm_ffi.get_global_func(name)
-    tvm_ffi.register_global_func(name, lambda _: True, override=True)
+    before = {name: tvm_ffi.get_global_func(name) for name in _BY_HEADERS}
+    for name in _BY_HEADERS:
+        tvm_ffi.register_global_func(name, lambda _: True, override=True)
     try:
         yield
     finally:
-        tvm_ffi.register_global_func(name, before, override=True)
+        for name, func in before.items():
+            tvm_ffi.register_global_func(name, func, override=True)
 
 
 class _Generated(NamedTuple):
@@ -193,7 +206,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
-    with tvm.transform.PassContext(config=_pass_config(func)), _source_only(), _float8_by_headers():
+    with tvm.transform.PassContext(config=_pass_config(func)), _source_only(), _dtypes_by_headers():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(
             mod if is_tirx(func) else aligned_vectors(narrowed(mod))
         )
@@ -207,6 +220,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
             host, device = with_declared_pdl(host, device)
         else:
             device = reworked(device)
+            device = device if arch.the_gpu.compute_capability >= FLOAT8_INSTRUCTIONS else float8_by_bits(device)
             if supports_pdl(arch.the_gpu):
                 host, device = pdl_launches(host, arch.the_gpu), pdl_kernels(device, arch.the_gpu)
         bodies = tuple(each.body for each in host.functions.values())
@@ -308,6 +322,8 @@ def _serialized(generated: _Generated, arch: Arch) -> tuple[bytes, str]:
     assert functions != content, "TVM serialises source as it is"
     if arch.the_gpu.compute_capability < FLOAT8_INSTRUCTIONS:
         source = source.replace(*_FLOAT8_HEADER)
+    if arch.the_gpu.compute_capability < BFLOAT16_INSTRUCTIONS:
+        source = source.replace(*_BFLOAT16_HEADER)
     return functions, with_nan_in_cuda(source, in_one=has_instruction(arch.the_gpu)) if generated.gives_nan else source
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from kerneldecl.analysis import tensor_cores
-from kerneldecl.analysis.matmul_grouped import MMA_K_TILE, GroupedSizes, MmaGroupedParams, expected_tiles, grouped_of, mma_takes
+from kerneldecl.analysis.matmul_grouped import GroupedSizes, MmaGroupedParams, expected_tiles, grouped_of, mma_k_tile, mma_takes
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu import time_model as model
 
@@ -38,7 +37,7 @@ TENSOR_SHARE = 0.6
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the parameters with the least predicted time, best first; nothing for what is no grouped GEMM, or not one for mma.sync."""
     sizes, gpu = grouped_of(space), arch.the_gpu
-    if sizes is None or gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not mma_takes(sizes):
+    if sizes is None or not gpu.async_copy or not mma_takes(sizes, gpu):
         return ()
     timed = sorted((secs(sizes, params, gpu), params) for params in choices(sizes, gpu))
     return tuple(Proposal(params.candidate(), predicted) for predicted, params in timed[:top_k])
@@ -55,18 +54,19 @@ def secs(sizes: GroupedSizes, params: MmaGroupedParams, gpu: Gpu) -> float:
     """Return the predicted time of as many tiles: tensor cores, L2, DRAM, and the waits of a thread block's k-tiles."""
     item = dtype_bytes(sizes.dtype)
     tiles = round(expected_tiles(sizes, params.block_m)) * -(-sizes.n // params.block_n)
-    k_tiles = -(-sizes.k // MMA_K_TILE)
+    k_tile = mma_k_tile(sizes)
+    k_tiles = -(-sizes.k // k_tile)
     read_rows = params.block_m * params.block_n * sum(1 / extent for extent in params.warp_tile)
     work = model.Work(
         blocks=tiles,
         threads=params.threads,
-        regs_per_thread=params.registers(),
+        regs_per_thread=params.registers(sizes),
         smem_bytes=params.smem_bytes(sizes),
-        flops=2.0 * tiles * params.block_m * params.block_n * k_tiles * MMA_K_TILE,
+        flops=2.0 * tiles * params.block_m * params.block_n * k_tiles * k_tile,
         flops_per_s=gpu.tensor_rate(sizes.dtype) * TENSOR_SHARE,
         dram_bytes=sizes.bytes_moved,
-        l2_bytes=tiles * k_tiles * MMA_K_TILE * (params.block_m + params.block_n) * item,
-        moved_smem_bytes=tiles * k_tiles * MMA_K_TILE * item * read_rows,
+        l2_bytes=tiles * k_tiles * k_tile * (params.block_m + params.block_n) * item,
+        moved_smem_bytes=tiles * k_tiles * k_tile * item * read_rows,
         rounds=1 + k_tiles / (params.stages - 1),
         barriers=k_tiles,
     )

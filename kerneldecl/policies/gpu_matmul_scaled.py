@@ -1,4 +1,4 @@
-"""Owns which tiles of a GEMM of scaled values of 8 bits or less a GPU should try on mma.sync in float16, and in which order.
+"""Owns which tiles of a GEMM of scaled values of 8 bits or less a GPU should try on mma.sync in float16 or int8, and in which order.
 
 Knows nothing of TVM or of how the template applies them.
 """
@@ -13,10 +13,18 @@ from typing import NamedTuple
 from kerneldecl.analysis.contraction import why_no_tensor_cores
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.params import ROW_MULTIPLE, GemmTcParams, row_padding
-from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE, ScaledSizes, scaled_of
+from kerneldecl.analysis.scaled_gemm import INTEGER_DTYPE, ScaledSizes, scaled_of
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, block_extents, epilogue_smem_bytes, raster_group_of, split_k_choices
+from kerneldecl.policies.gpu.gemm_tiles import (
+    Estimate,
+    best_first,
+    block_extents,
+    epilogue_smem_bytes,
+    interleaved,
+    raster_group_of,
+    split_k_choices,
+)
 from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, launch_secs, occupancy, p_norm
 
@@ -40,8 +48,10 @@ ISSUE_PER_CYCLE = 128.0
 """Instructions of lanes that an SM starts in a cycle."""
 CONVERT_INSTRUCTIONS = 4.0
 """Instructions of a lane for a value to become float16 in shared memory: nvcc 13.0 gives 3.5 for int4 and int8 of sm_80 and sm_90."""
+INTEGER_CONVERT_INSTRUCTIONS = 1.0
+"""The same to become int8: nvcc 13.0 gives 0.9 for packed int4 and int8 of sm_80, four values in each."""
 SCALE_INSTRUCTIONS = 2.0
-"""Instructions of a lane for each sum of a k-tile: it is scaled and added."""
+"""Instructions of a lane for each sum of a k-tile: it is scaled and added. One of int32 becomes float32 before."""
 FACTOR_BYTES = 5
 """Bytes of a scale and a zero point."""
 K_TILE_CYCLES = 160.0
@@ -54,18 +64,31 @@ class Tiling(NamedTuple):
     """A tiling of `gpu_matmul_scaled`."""
 
     tiles: GemmTcParams
+    is_integer: bool
+    """Whether values are multiplied in int8."""
 
     def candidate(self) -> Candidate:
-        return Candidate.of(TEMPLATE, {name: value for name, value in self.tiles._asdict().items() if name != "double_buffer"})
+        params = {name: value for name, value in self.tiles._asdict().items() if name != "double_buffer"}
+        return Candidate.of(TEMPLATE, {**params, **({"integers": 1} if self.is_integer else {})})
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for other computations, and where there is no mma.sync."""
-    sizes, gpu = scaled_of(space), arch.the_gpu
-    if sizes is None or why_no_tensor_cores(sizes.gemm, gpu):
+    """Return the tilings with the least predicted time, best first; nothing for other computations, and where there is no mma.sync.
+
+    Where values may be multiplied in float16 and in int8, those of the dtype that is predicted slower come in every fourth place.
+    """
+    gpu = arch.the_gpu
+    sizes = scaled_of(space, gpu)
+    if sizes is None:
         return ()
-    estimates = (_estimate(sizes, tiles, gpu) for tiles in tilings(sizes, gpu))
-    return tuple(itertools.islice(best_first(estimates, SAME_TILE), top_k))
+    kinds = [each for each in (sizes, *[sizes.integers] * sizes.are_integers) if not why_no_tensor_cores(each.gemm, gpu)]
+    in_order = sorted(filter(None, (_ranked(each, gpu, top_k) for each in kinds)), key=lambda proposals: proposals[0].predicted_secs)
+    return tuple(itertools.islice(interleaved(*in_order, *[()] * (2 - len(in_order))), top_k)) if in_order else ()
+
+
+def _ranked(sizes: ScaledSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
+    """Return the tilings of one dtype, the fastest first."""
+    return tuple(itertools.islice(best_first((_estimate(sizes, tiles, gpu) for tiles in tilings(sizes, gpu)), SAME_TILE), top_k))
 
 
 def tilings(sizes: ScaledSizes, gpu: Gpu) -> Iterator[GemmTcParams]:
@@ -74,7 +97,7 @@ def tilings(sizes: ScaledSizes, gpu: Gpu) -> Iterator[GemmTcParams]:
     depths = [block_k for block_k in BLOCKS_K if sizes.unit % block_k == 0 or sizes.unit == k] or [math.gcd(sizes.unit, max(BLOCKS_K))]
     tiles = itertools.product(block_extents(m, BLOCKS_M), block_extents(n, BLOCKS_N), depths, WARPS)
     for block_m, block_n, block_k, (warps_m, warps_n) in tiles:
-        if block_k % FRAGMENT or block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n):
+        if block_k % (K_BYTES // dtype_bytes(sizes.gemm.a.dtype)) or block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n):
             continue
         rows, columns, k_tiles = -(-m // block_m), -(-n // block_n), -(-k // block_k)
         wanted = split_k_choices(rows * columns, k_tiles, MIN_K_TILES, gpu, 2)
@@ -107,10 +130,10 @@ def static_bytes(sizes: ScaledSizes, tiling: GemmTcParams) -> int:
 
 
 def smem_bytes(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
-    """Return the shared memory of a block: values as they are, if they are staged, and in float16, or in their place its results."""
-    staged = is_staged(sizes, tiling, gpu)
-    columns = -(-tiling.block_k // ROW_MULTIPLE) * ROW_MULTIPLE + row_padding(dtype_bytes(VALUE_DTYPE))
-    values = (1 if staged else tiling.stages) * (tiling.block_m + tiling.block_n) * columns * dtype_bytes(VALUE_DTYPE)
+    """Return the shared memory of a block: values as they are, if they are staged, and as multiplied, or in their place its results."""
+    staged, item_bytes = is_staged(sizes, tiling, gpu), dtype_bytes(sizes.gemm.a.dtype)
+    columns = -(-tiling.block_k // ROW_MULTIPLE) * ROW_MULTIPLE + row_padding(item_bytes)
+    values = (1 if staged else tiling.stages) * (tiling.block_m + tiling.block_n) * columns * item_bytes
     results = tiling.smem_epilogue * epilogue_smem_bytes(sizes.gemm, tiling.block_m, tiling.block_n)
     return max(values, results) + staged * static_bytes(sizes, tiling)
 
@@ -134,9 +157,10 @@ def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
     block_m, block_n, block_k = tiling.block_m, tiling.block_n, tiling.block_k
     blocks = -(-m // block_m) * -(-n // block_n) * tiling.split_k
     k_tiles, cycle = -(-k // (block_k * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    convert = (block_m + block_n) * block_k * CONVERT_INSTRUCTIONS / ISSUE_PER_CYCLE
-    scale = block_m * block_n * SCALE_INSTRUCTIONS / ISSUE_PER_CYCLE
-    multiply = block_m * block_n * block_k / multiplies_per_cycle(gpu, VALUE_DTYPE, "float32")
+    is_integer = sizes.gemm.a.dtype == INTEGER_DTYPE
+    convert = (block_m + block_n) * block_k * (INTEGER_CONVERT_INSTRUCTIONS if is_integer else CONVERT_INSTRUCTIONS) / ISSUE_PER_CYCLE
+    scale = block_m * block_n * (SCALE_INSTRUCTIONS + is_integer) / ISSUE_PER_CYCLE
+    multiply = block_m * block_n * block_k / multiplies_per_cycle(gpu, sizes.gemm.a.dtype, sizes.gemm.accum_dtype)
     latency = LOAD_CYCLES / (tiling.stages - 1 if is_staged(sizes, tiling, gpu) else 1)
     busy, waiting = convert + scale + multiply, K_TILE_CYCLES
     per_sm = -(-blocks // gpu.sm_count)
@@ -150,4 +174,4 @@ def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
         (sum(sizes.value_bytes) + m * n * 2) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
     secs = p_norm(*times, exponent=OVERLAP) + launch_secs(gpu) * (1 if tiling.split_k == 1 else 2)
-    return Estimate(Tiling(tiling), secs, (block_m, block_n))
+    return Estimate(Tiling(tiling, is_integer), secs, (block_m, block_n))

@@ -49,7 +49,7 @@ LOAD_INSTRUCTIONS = 2.0
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return columns of pixels of several lengths, and the best of gpu_window, in turns; nothing for what other policies do as well."""
     sizes, gpu = pool_of(space), arch.the_gpu
-    if sizes is None or not (computes if sizes.channels_first else takes)(sizes, gpu) or not _is_shared(sizes):
+    if sizes is None or not (computes(sizes) if sizes.channels_first else takes(sizes, gpu)) or not _is_shared(sizes):
         return ()
     in_turns = (planes_in_turns if sizes.channels_first else _in_turns)(sizes, moved_bytes(space), gpu, top_k)
     # Blocks of whole rows may be those of another kind.

@@ -25,7 +25,8 @@ _LEAVES = frozenset({float, bool, tuple})
 CODEGEN = 6
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
 FLOAT8_INSTRUCTIONS = (8, 9)
-"""The first compute capability with conversions of float8. Code for earlier ones was once made with TVM's own arithmetic."""
+"""The first compute capability with conversions of float8. Code for earlier ones was once made with TVM's own arithmetic, then by CUDA's
+headers."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
 _BUILT_WITH = (
@@ -203,9 +204,12 @@ def _made_with(arch: Arch, tools: tuple[str, ...], lists: tuple[tuple[str, str],
 
 
 def _codegen(arch: Arch) -> dict[str, object]:
-    """Return what tells of the code that the compiler makes of a scheduled module."""
+    """Return what tells of the code that the compiler makes of a scheduled module.
+
+    With float8 by bits, bfloat16 is left to headers where there are no instructions for it.
+    """
     is_converted = arch.gpu is not None and arch.gpu.compute_capability < FLOAT8_INSTRUCTIONS
-    return {"codegen": CODEGEN, **({"float8": "headers"} if is_converted else {})}
+    return {"codegen": CODEGEN, **({"float8": "bits"} if is_converted else {})}
 
 
 def rows_manifest(kernels: Mapping[int, str], upto: int, search: Fields, arch: Arch) -> str:

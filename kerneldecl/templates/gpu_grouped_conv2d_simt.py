@@ -3,7 +3,8 @@
 Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names.
 
 A thread computes a strip of neighbouring pixels of a row, by a few neighbouring filters of one group or as many depthwise ones. It loads a
-row of its windows' pixels to registers, where windows share them. Sums are float32.
+row of its windows' pixels to registers, where windows share them. Sums are float32. Image and weights come to shared memory by cp.async,
+through registers where the GPU has none.
 
 Parameters:
   rows, columns  rows and columns of a thread block's rectangle of output pixels
@@ -35,7 +36,8 @@ from kerneldecl.templates.shared.fast_parse import fast_parsing
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one custom kernel, or None where it is none or these parameters do not take it."""
     chosen = GroupedConvSimtParams(**{name: params[name] for name in GroupedConvSimtParams._fields})  # type: ignore[arg-type]
-    convolution = convolution_of(mod, chosen, arch.the_gpu, why_not_simt)
+    gpu = arch.the_gpu
+    convolution = convolution_of(mod, chosen, gpu, why_not_simt)
     if convolution is None:
         return None
-    return with_views(build(GroupedConvSimtKernel(convolution, chosen, supports_pdl(arch.the_gpu))), convolution)
+    return with_views(build(GroupedConvSimtKernel(convolution, chosen, supports_pdl(gpu), gpu.async_copy)), convolution)

@@ -1,4 +1,4 @@
-"""Owns the schedule of GEMMs of values times scales on tensor cores: mma.sync in float16, whose sums of a k-tile are scaled in float32.
+"""Owns the schedule of GEMMs of values times scales on tensor cores: mma.sync in float16 or int8, sums of a k-tile scaled in float32.
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure: operands [m, k] and [n, k] whose elements
 are exact in float16, dequantised or not, and scales that the elements of a k-tile share.
@@ -11,10 +11,11 @@ Parameters, as of `gpu_matmul_tc`:
   raster_group        rows of tiles visited before the next column of tiles; divides the number of rows of tiles
   smem_epilogue       1 stores results through shared memory, in whole rows; 0 has each lane store its own
   split_k             parts of k, computed by thread blocks of their own and added by a second kernel
+  integers            1 multiplies in int8 where all values are integers from -128 to 127; 0, where it is left out, in float16
 
 Where there are several stages, and n and k are whole tiles, values, scales and zero points of columns and groups come to shared memory as
-they are, by cp.async; there values become float16, in memory of one stage. Else they become float16 on their way. A thread has twice the
-accumulators: of a k-tile, and of all.
+they are, by cp.async; there values become float16 (or int8), in memory of one stage. Else they become that on their way. A thread has
+twice the accumulators: of a k-tile, and of all.
 
 Copies are asynchronous where code is generated with the pass option in PASS_CONFIG.
 
@@ -34,9 +35,10 @@ from tvm_ffi import structural
 
 from kerneldecl.analysis.contraction import Contraction, why_no_tensor_cores
 from kerneldecl.analysis.params import ROW_MULTIPLE, GemmTcParams, read_params, row_padding
-from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE
+from kerneldecl.analysis.scaled_gemm import INTEGER_DTYPE, VALUE_DTYPE
+from kerneldecl.analysis.tensor_cores import K_BYTES
 from kerneldecl.compiler.intrinsics.fragment_loads import ROWS
-from kerneldecl.compiler.intrinsics.mma import MmaIntrinsics
+from kerneldecl.compiler.intrinsics.mma import MmaIntrinsics, register
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import rasterize, read_gemm, reduce_split_k
 from kerneldecl.templates.gpu.mma_fragments import (
@@ -52,6 +54,8 @@ from kerneldecl.templates.gpu.staged_values import Staging
 from kerneldecl.templates.shared.blocks import attempt
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
+CLEAR = "kd.clear.float32"
+"""Intrinsic that clears accumulators of all k-tiles."""
 BOUND = "kerneldecl.bound"
 """Annotation of a loop with the thread index that it is bound to in the end."""
 
@@ -59,24 +63,26 @@ BOUND = "kerneldecl.bound"
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the scheduled GEMM with its epilogue fused, or None where it is another computation or the tile sizes do not take it."""
     tiles, found = read_params(GemmTcParams, params), read_gemm(mod)
-    problem = None if found is None else read_scaled(mod)
+    dtype = INTEGER_DTYPE if params.get("integers") else VALUE_DTYPE
+    problem = None if found is None else read_scaled(mod, dtype)
     if found is None or problem is None:
         return None
-    gemm = replace(found, a=replace(found.a, dtype=VALUE_DTYPE, position=0), b=replace(found.b, dtype=VALUE_DTYPE, position=1))
-    tiled = KTiles(problem, (tiles.block_m, tiles.block_n, tiles.block_k), tiles.split_k)
-    if why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, gemm.extents) or not tiled.shares_scales:
+    tiled = KTiles(problem, (tiles.block_m, tiles.block_n, tiles.block_k), tiles.split_k, dtype)
+    a, b = (replace(operand, dtype=dtype, position=at) for at, operand in enumerate((found.a, found.b)))
+    gemm = replace(found, a=a, b=b, accum_dtype=tiled.sum_dtype)
+    if why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, gemm.extents, dtype) or not tiled.shares_scales:
         return None
     is_staged = arch.the_gpu.async_copy and tiles.stages > 1 and tiled.padded[1:] == problem.extents[1:]
     scheduled = attempt(by_k_tiles(tiled), lambda sch: _schedule(sch, gemm, tiles, arch, is_staged=is_staged))
     return None if scheduled is None else IRModule({"main": _bound(scheduled.mod["main"])})
 
 
-def _fits(tiles: GemmTcParams, extents: tuple[int, int, int, int]) -> bool:
+def _fits(tiles: GemmTcParams, extents: tuple[int, int, int, int], dtype: str) -> bool:
     _, m, _, k = extents
     return (
         tiles.block_m % (ROWS * tiles.warps_m) == 0
         and tiles.block_n % (ROWS * tiles.warps_n) == 0
-        and tiles.block_k % ROWS == 0
+        and tiles.block_k % (K_BYTES // dtype_bytes(dtype)) == 0
         and -(-m // tiles.block_m) % tiles.raster_group == 0
         and -(-k // (tiles.block_k * tiles.split_k)) >= max(2, tiles.stages - 1)
         and not tiles.double_buffer
@@ -124,7 +130,8 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch,
     accum = store_accumulators(sch, store, (tile, warp), tiles, Results(gemm, mma.interleaved))
     cleared = sch.decompose_reduction(scaled, k)
     sch.transform_layout(accum, ("read", 0), accumulator_layout(mma.interleaved))
-    sch.tensorize(sch.get_loops(cleared)[-2], mma.clear)
+    register((CLEAR,))
+    sch.tensorize(sch.get_loops(cleared)[-2], CLEAR)
     _distribute(sch, scaled)
     cleared = sch.decompose_reduction(fragment, k_step)
     sch.transform_layout(cleared, ("write", 0), accumulator_layout(mma.interleaved))

@@ -27,7 +27,7 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand
 from kerneldecl.analysis.params import SIMT_VECTOR, SIMT_WARP_COLUMNS, SIMT_WARP_ROWS, GemmSimtParams, read_params
-from kerneldecl.analysis.unpacked_operands import unpacked_operands
+from kerneldecl.analysis.unpacked_operands import scalar_operands
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
@@ -58,7 +58,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     gemm = read_gemm(mod)
     if gemm is None or not _fits(tiles, gemm.extents):
         return None
-    unpacked = unpacked_operands(iter_space(mod))
+    unpacked = scalar_operands(iter_space(mod))
     return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch, unpacked))
 
 

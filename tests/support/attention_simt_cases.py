@@ -38,6 +38,12 @@ ATTENTIONS: dict[str, Case] = {
     "slopes on both sides, softcap": (FLOAT32 | {"alibi": True, "softcap": 3.0, "heads": 3}, {}),
     "logsumexp": (FLOAT32 | {"logsumexp": True, "causal": True, "queries": 129, "keys": 65}, {"warps_n": 4}),
     "logsumexp, softcap": (FLOAT32 | {"logsumexp": True, "softcap": 20.0}, {}),
+    "head of 300, values of 512": (
+        FLOAT32 | {"head_dim": 300, "value_dim": 512, "heads": 1, "queries": 9, "keys": 40},
+        {"warps_m": 2, "thread_m": 1, "thread_n": 2},
+    ),
+    "float8, head of 40": ({"dtype": "float8_e4m3fn", "head_dim": 40, "causal": True}, {"warps_n": 4}),
+    "float8, head of 41, softcap": ({"dtype": "float8_e4m3fn", "head_dim": 41, "softcap": 3.0, "logsumexp": True}, {}),
     "results of float32": ({"out_dtype": "float32", "head_dim": 40}, {"warps_m": 4}),
     "results of bfloat16": (FLOAT32 | {"out_dtype": "bfloat16"}, {}),
 }

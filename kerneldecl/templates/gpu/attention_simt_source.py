@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kerneldecl.analysis.attention_simt import AttentionSimtParams, key_pitch, value_columns
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
-from kerneldecl.compiler.attention import AttentionSpec
+from kerneldecl.compiler.attention import FLOAT8, AttentionSpec
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.attention_simt_text import (
     ASYNC,
@@ -143,6 +143,7 @@ def _kernel(spec: AttentionSpec) -> str:
         qk_width=_width(spec, spec.head_dim),
         v_width=_width(spec, spec.value_dim),
         bias=_bias(spec),
+        value_scale="*v_scale" if spec.dtype == FLOAT8 else "1.0f",
         sums=SUMS if spec.has_logsumexp else "",
     )
 
@@ -152,8 +153,8 @@ def _parameter(name: str, dtype: str) -> str:
         return "Out* __restrict__ o"
     if name == "logsumexp":
         return "float* __restrict__ logsumexp"
-    if name == "slopes":
-        return "const float* __restrict__ slopes"
+    if name in {"slopes", "q_scale", "k_scale", "v_scale"}:
+        return f"const float* __restrict__ {name}"
     if name == "mask":
         return f"const {'bool' if dtype == 'bool' else cuda_type(dtype)}* __restrict__ mask"
     return f"const Item* __restrict__ {name}"
@@ -161,9 +162,10 @@ def _parameter(name: str, dtype: str) -> str:
 
 def _bias(spec: AttentionSpec) -> str:
     """Return statements that cap, scale and bias a score; rows and keys beyond the last ones read the last one's mask."""
+    lines = ["score *= *q_scale * *k_scale;"] if spec.dtype == FLOAT8 else []
     if not spec.sizes.has_bias:
-        return ""
-    lines = ["score = capped(score);" if spec.softcap else "score *= SCALE;"]
+        return " ".join(lines)
+    lines.append("score = capped(score);" if spec.softcap else "score *= SCALE;")
     if spec.alibi is not None:
         lines.append(f"score -= slopes[head] * fabsf(static_cast<float>(at + {spec.alibi} - key));")
     if spec.mask:

@@ -264,7 +264,7 @@ __device__ __forceinline__ void {function}({parameters}, float* smem, int block,
   for (int i = 0; i < TM; i++) {{
     int at = row + i * 4;
     if (at >= QUERIES) continue;
-    float factor = total[i] == 0.0f ? 0.0f : 1.0f / total[i];
+    float factor = total[i] == 0.0f ? 0.0f : {value_scale} / total[i];
     Out* to = o + batch * {o_batch}LL + head * {o_head}LL + at * {o_row}LL;
     #pragma unroll
     for (int v = 0; v < TV; v++) store_quad(to + (v * 8 + lane_n) * 4, results[i][v], factor, (v * 8 + lane_n) * 4);

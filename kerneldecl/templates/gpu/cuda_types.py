@@ -17,9 +17,21 @@ _TYPES = {
     "int16": "short",
     "int32": "int",
     "int64": "int64_t",
+    "float8_e4m3fn": "__nv_fp8_e4m3",
 }
 _WIDEN = {"float16": "__half2float(x)", "bfloat16": "__bfloat162float(x)"}
 _NARROW = {"float16": "__float2half_rn(x)", "bfloat16": "__float2bfloat16_rn(x)"}
+_FLOAT8 = """
+__device__ __forceinline__ float wide(__nv_fp8_e4m3 x) {
+#if __CUDA_ARCH__ >= 890
+  return static_cast<float>(x);
+#else  // The header normalises in a loop: exponent and mantissa are those of a float16 times the power of two of both biases.
+  unsigned size = x.__x & 0x7fu, half_bits = (x.__x & 0x80u) << 8 | (size == 0x7fu ? 0x7e00u : size << 7);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(half_bits))) * 256.0f;
+#endif
+}
+"""
+"""From float8_e4m3fn to float32. Nothing is computed in float8."""
 _RAW = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
 
 
@@ -44,7 +56,9 @@ def narrowed(dtype: str) -> str:
 
 
 def widened(dtype: str, accum: str) -> str:
-    """Return functions `wide`, from an element to the dtype that it is computed in, and `narrow`, back."""
+    """Return functions `wide`, from an element to the dtype that it is computed in, and `narrow`, back, if elements may be results."""
+    if dtype == "float8_e4m3fn":
+        return _FLOAT8
     item, sum_ = cuda_type(dtype), cuda_type(accum)
     there, back = _WIDEN.get(dtype, "x"), narrowed(dtype)
     return f"""

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.grouped_conv_params import ConvTile
 from kerneldecl.compiler.intrinsics.int4_dot import cp_async_source
+from kerneldecl.templates.gpu.cuda_types import access_type
 from kerneldecl.templates.hopper.read_conv import Convolution
 
 UNROLLED_COPIES = 16
@@ -41,6 +42,26 @@ class Copies(NamedTuple):
     """From an element of the image's part in shared memory to its address."""
     weights: Any
     """Terms by filters in shared memory."""
+    is_async: bool = True
+    """Whether pieces are copied by cp.async, else through registers."""
+
+    def source(self, nbytes: int) -> tuple[str, str]:
+        """Return the name and CUDA of the function that copies so many bytes to shared memory, or zeros in their place."""
+        return cp_async_source(nbytes) if self.is_async else _copy_source(nbytes)
+
+
+def _copy_source(nbytes: int) -> tuple[str, str]:
+    name, access = f"kd_copy_{nbytes}", access_type(nbytes)
+    return (
+        name,
+        f"""
+__device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
+  {access} held = {{}};
+  if (asked != 0) held = *static_cast<const {access}*>(from);
+  *static_cast<{access}*>(to) = held;
+}}
+""",
+    )
 
 
 def place_of(tile: ConvTile, block: Any) -> Place:
@@ -91,7 +112,7 @@ def _start_image_copy(copies: Copies, index: Any) -> None:
     channel = _first_channel(tile, at.filters) + piece * tile.image_piece
     to = (row * tile.line + place_in_line(tile, column)) * tile.pitch + piece * tile.image_piece
     nbytes = tile.image_piece * tile.sizes.item_bytes
-    name, source = cp_async_source(nbytes)
+    name, source = copies.source(nbytes)
     origin = convolution.image.ptr_to([at.image, T.Select(is_inside, y, 0), T.Select(is_inside, x, 0), channel])
     T.evaluate(T.cuda.func_call(name, copies.image_at(to), origin, T.Select(is_inside, nbytes, 0), source_code=source))
 
@@ -105,7 +126,7 @@ def _start_weight_copy(copies: Copies, source: Any, index: Any) -> None:
     term, piece = index // pieces, index % pieces
     begin = term // (channels * taps) * row + term // channels % taps * column + term % channels * channel
     nbytes = tile.weight_piece * tile.sizes.item_bytes
-    name, code = cp_async_source(nbytes)
+    name, code = copies.source(nbytes)
     origin = source.ptr_to([begin + copies.place.filters * tile.block_n + piece * tile.weight_piece])
     T.evaluate(T.cuda.func_call(name, copies.weights.ptr_to([term, piece * tile.weight_piece]), origin, nbytes, source_code=code))
 
@@ -123,8 +144,9 @@ def copy_operands(copies):
     for i in _loop(pixels, threads):
         if i * threads + thread < pixels:
             _start_image_copy(copies, i * threads + thread)
-    T.ptx.cp.async_.commit_group()
-    T.ptx.cp.async_.wait_group(0)
+    if copies.is_async:
+        T.ptx.cp.async_.commit_group()
+        T.ptx.cp.async_.wait_group(0)
     T.cuda.cta_sync()
 
 

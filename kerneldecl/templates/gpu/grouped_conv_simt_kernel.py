@@ -29,6 +29,8 @@ class GroupedConvSimtKernel:
     convolution: Convolution
     params: GroupedConvSimtParams
     has_pdl: bool
+    is_async: bool = True
+    """Whether operands are copied by cp.async."""
 
     @functools.cached_property
     def sizes(self) -> GroupedConvSizes:
@@ -209,7 +211,7 @@ def _run(kernel, block, warp, lane):
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
         T.ptx.griddepcontrol.wait()
-    copies = T.meta_var(Copies(kernel.convolution, tile, thread.place, (params.threads, number), _address(image), weights))
+    copies = T.meta_var(Copies(kernel.convolution, tile, thread.place, (params.threads, number), _address(image), weights, kernel.is_async))
     copy_operands(copies)
     out = T.meta_var(flat(kernel.convolution.out))
     for turn in T.serial(params.turns):

@@ -9,6 +9,7 @@ each load leaves in the registers.
 
 from __future__ import annotations
 
+from kerneldecl.analysis.pool import FIRST_CAPABILITY
 from kerneldecl.analysis.pool_planes import LINE_BYTES, PlanesParams, pieces
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.compiler.passes.l2_prefetch import PREFETCH_BYTES
@@ -229,6 +230,8 @@ _START = """asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 _LOWEST = {"float16": "0xfc00fc00u", "bfloat16": "0xff80ff80u", "float32": "0xff800000u"}
 """Words of minus infinity."""
 _MAXIMUM = 'float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c;'
+_COMPARED = "return a > b || a != a ? a : b;"
+"""The same where there is no such instruction: NaN is greater than nothing, and different from itself."""
 _FIRST_THREADS = 1024
 """Threads of an SM that prefetch: those of 64 registers that it holds."""
 
@@ -236,7 +239,8 @@ _FIRST_THREADS = 1024
 def planes_source(spec: PoolSpec, params: PlanesParams, gpu: Gpu) -> str:
     """Return the text of the kernel's work, function `pool_all`; with PDL it waits for the preceding kernel itself."""
     sizes, pdl, staged = spec.sizes, supports_pdl(gpu), params.staged
-    is_packed = spec.is_maximum and sizes.dtype != "float32"
+    has_maxima = gpu.compute_capability >= FIRST_CAPABILITY
+    is_packed = has_maxima and spec.is_maximum and sizes.dtype != "float32"
     before, vector, columns = spec.before[1], params.vector(sizes), params.columns(sizes)
     part = _PACKED_MAXIMA if is_packed else widened(sizes.dtype, "float32") + _SINGLE
     loads = [f"  load_piece<{size}>(into, from, place, has_row, r, {at});" for at, size in pieces(columns, before, vector)]
@@ -260,7 +264,7 @@ def planes_source(spec: PoolSpec, params: PlanesParams, gpu: Gpu) -> str:
         single=is_single,
         last_place="(COLUMNS - 1) * EACH" if is_single else "COLUMNS - 1 + SHIFT",
         lowest=_LOWEST[sizes.dtype] if spec.is_maximum else "0",
-        of_both=_MAXIMUM if spec.is_maximum else "return a + b;",
+        of_both="return a + b;" if not spec.is_maximum else _MAXIMUM if has_maxima else _COMPARED,
         finished=spec.finished,
         space="shared" if staged else "global",
         register="r" if staged else "l",

@@ -16,7 +16,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.script import tirx as T  # noqa: N812  # TVM's name
 from tvm.sym import Analyzer
 
-from kerneldecl.analysis.scaled_gemm import VALUE_DTYPE
+from kerneldecl.analysis.scaled_gemm import INTEGER_DTYPE, VALUE_DTYPE
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.templates.gpu.read_scaled import Element, ScaledGemm, exact_value
 
@@ -33,6 +33,13 @@ class KTiles:
     """Rows, columns and elements along k of a tile."""
     split_k: int
     """Parts of k, all of as many k-tiles."""
+    dtype: str = VALUE_DTYPE
+    """In which values are multiplied."""
+
+    @property
+    def sum_dtype(self) -> str:
+        """Return the dtype of the sums of a k-tile."""
+        return "int32" if self.dtype == INTEGER_DTYPE else "float32"
 
     @property
     def count(self) -> int:
@@ -63,7 +70,7 @@ class KTiles:
         _, n, k = self.gemm.extents
         bounds = [column < n] * (self.padded[1] != n) + [place < k] * (self.padded[2] != k)
         value = self.gemm.b.values(column, place)
-        return tirx.if_then_else(tirx.all(*bounds), value, tirx.const(0, VALUE_DTYPE)) if bounds else value
+        return tirx.if_then_else(tirx.all(*bounds), value, tirx.const(0, self.dtype)) if bounds else value
 
     def scale(self, axis: int, row: Any, place: Any) -> Any:
         """Return the scale of a k-tile of A (axis 0) or B (axis 1) that begins at a place, any beyond them; 1 where there is none."""
@@ -89,10 +96,12 @@ def _is_constant(scale: Element | None, rows: int, k: int, block_k: int) -> bool
 
 
 def _loads(expr: Any) -> list[Any]:
+    """Return what an expression loads, each element once: a block names what it reads once."""
     found: list[Any] = []
 
     def visit(load: Any) -> Any:
-        found.append(load)
+        if not any(tvm_ffi.structural_equal(load, other) for other in found):
+            found.append(load)
         return load
 
     tvm_ffi.structural_map(expr, [(TensorLoad, visit)], order="pre")
@@ -122,7 +131,7 @@ class _Buffers(NamedTuple):
         rows, columns, depth = (T.int64(size) for size in tiles.padded)
         count, stored = T.int64(tiles.count), str(tiles.gemm.a.stored.dtype)
         shapes = (rows, depth), (rows, depth), (columns, depth), (count, rows, columns), (count, rows), (count, columns), (rows, columns)
-        dtypes = stored, VALUE_DTYPE, VALUE_DTYPE, *["float32"] * 4
+        dtypes = stored, tiles.dtype, tiles.dtype, tiles.sum_dtype, *["float32"] * 3
         named = zip(cls._fields, shapes, dtypes, strict=True)
         return cls(*(tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in named))
 
@@ -130,7 +139,7 @@ class _Buffers(NamedTuple):
 def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
     """Return the computation in whole tiles, by k-tiles.
 
-    Blocks are `stored`, A as it is, `left` and `right`, values in VALUE_DTYPE, `products` [k-tiles, m, n], `left_scales` [k-tiles, m],
+    Blocks are `stored`, A as it is, `left` and `right`, values, `products` [k-tiles, m, n], `left_scales` [k-tiles, m],
     `right_scales` [k-tiles, n], `scaled` [m, n], which adds up the scaled sums, `sums`, and those behind the GEMM.
     """
     gemm, buffers = tiles.gemm, _Buffers.of(tiles)
@@ -146,8 +155,9 @@ def _statements(func: Any) -> list[Any]:
 
 
 def _values(tiles: KTiles, buffers: _Buffers) -> list[Any]:
-    """Make operands float16: A from a copy of what is stored, B from its arguments."""
+    """Make operands of values: A from a copy of what is stored, B from its arguments."""
     stored, left, right = buffers[:3]
+    dtype = tiles.dtype
 
     @T.prim_func(s_tir=True, check_well_formed=False)
     def values() -> None:
@@ -158,7 +168,7 @@ def _values(tiles: KTiles, buffers: _Buffers) -> list[Any]:
         for i, x in T.grid(*left.shape):
             with T.sblock("left"):
                 vi, vx = T.axis.remap("SS", [i, x])
-                _assign(left[vi, vx], exact_value(stored[vi, vx]))
+                _assign(left[vi, vx], exact_value(stored[vi, vx], dtype))
         for j, x in T.grid(*right.shape):
             with T.sblock("right"):
                 vj, vx = T.axis.remap("SS", [j, x])
@@ -170,7 +180,7 @@ def _values(tiles: KTiles, buffers: _Buffers) -> list[Any]:
 def _products(tiles: KTiles, buffers: _Buffers) -> list[Any]:
     """Return the GEMM of a k-tile, into accumulators of its own."""
     _, left, right, products, *_ = buffers
-    block_k = T.int64(tiles.tile[2])
+    block_k, dtype = T.int64(tiles.tile[2]), tiles.sum_dtype
 
     @T.prim_func(s_tir=True, check_well_formed=False)
     def added() -> None:
@@ -181,8 +191,8 @@ def _products(tiles: KTiles, buffers: _Buffers) -> list[Any]:
                 T.reads(left[vi, at], right[vj, at])
                 T.writes(products[vt, vi, vj])
                 with T.init():
-                    products[vt, vi, vj] = T.float32(0)
-                products[vt, vi, vj] = products[vt, vi, vj] + T.Cast("float32", left[vi, at]) * T.Cast("float32", right[vj, at])
+                    products[vt, vi, vj] = tirx.const(0, dtype)
+                products[vt, vi, vj] = products[vt, vi, vj] + T.Cast(dtype, left[vi, at]) * T.Cast(dtype, right[vj, at])
 
     return _statements(added)
 
@@ -209,6 +219,7 @@ def _sums(tiles: KTiles, buffers: _Buffers) -> list[Any]:
     """Scale the sums of k-tiles, and add them up."""
     *_, products, left_scales, right_scales, scaled = buffers
     sums, count = tiles.gemm.sums, products.shape[0]
+    is_wide = tiles.sum_dtype == "float32"
     m, n, _ = (T.int64(size) for size in tiles.gemm.extents)
 
     @T.prim_func(s_tir=True, check_well_formed=False)
@@ -220,7 +231,8 @@ def _sums(tiles: KTiles, buffers: _Buffers) -> list[Any]:
                 T.writes(scaled[vi, vj])
                 with T.init():
                     scaled[vi, vj] = T.float32(0)
-                scaled[vi, vj] = scaled[vi, vj] + products[vt, vi, vj] * (left_scales[vt, vi] * right_scales[vt, vj])
+                product = T.meta_var(products[vt, vi, vj] if is_wide else T.Cast("float32", products[vt, vi, vj]))
+                scaled[vi, vj] = scaled[vi, vj] + product * (left_scales[vt, vi] * right_scales[vt, vj])
         for i, j in T.grid(m, n):
             with T.sblock("sums"):
                 vi, vj = T.axis.remap("SS", [i, j])

@@ -11,11 +11,10 @@ from support.repository import REPOSITORY
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.model import Arch
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.plugins.policy_order import standard_order
 
-ARCHS = [load_arch(REPOSITORY, name) for name in ("h200", "a100-80gb")]
+ARCHS = [load_arch(REPOSITORY, name) for name in ("h200", "a100-80gb", "t4")]
 DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8")
 ACCUMS = ("", "float16", "float64", "int64")
 OUTS = ("", "float16", "float32", "float64", "int8")
@@ -64,11 +63,8 @@ def _attentions() -> Iterator[Attrs]:
 CASES = {"matmul": _matmuls, "gemv": _gemvs, "matmul_gated": _gated, "conv2d": _convolutions, "attention": _attentions}
 
 
-def known(rule: str, attrs: Attrs, arch: Arch) -> str:
+def known(rule: str, attrs: Attrs) -> str:
     """Return why nothing but gpu_fallback computes a case, empty where it should not."""
-    if rule == "attention" and attrs["dtype"] == "float8_e4m3fn":
-        is_taken = arch.name == "h200" and attrs["head_dim"] % 16 == 0
-        return "" if is_taken else "float8 is for wgmma alone, in rows of whole 16 bytes"
     if rule != "conv2d" or (attrs["groups"] in {1, attrs["c"]} and attrs["layout"] == "nchw"):
         return ""
     if 1 < attrs["groups"] < attrs["c"] and attrs["layout"] == "nchw":
@@ -89,7 +85,7 @@ def unserved(rule: str, cases: Iterator[Attrs] | list[Attrs]) -> Iterator[str]:
         space = iter_space(canonical.lower(declared))
         for arch in ARCHS:
             is_served = any(policy.propose(space, arch, 1) for policy in policies)
-            if not is_served and not known(rule, attrs, arch):
+            if not is_served and not known(rule, attrs):
                 yield f"{arch.name}: {rule} {attrs}"
 
 

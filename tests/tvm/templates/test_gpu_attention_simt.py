@@ -28,6 +28,7 @@ from kerneldecl.toolchain import nvcc
 
 H200 = load_arch(REPOSITORY, "h200")
 LLAMA = FLOAT32 | {"batch": 1, "heads": 32, "kv_heads": 8, "queries": 2048, "keys": 2048, "head_dim": 128, "causal": True}
+FEW = ("causal", "head of 42, values of 33", "bshd, GQA", "causal window", "logsumexp", "float8, head of 41, softcap")
 SHAPES: dict[str, dict[str, Any]] = {
     "few heads": FLOAT32 | {"batch": 1, "heads": 3, "kv_heads": 3, "queries": 1024, "keys": 1024, "head_dim": 64, "causal": True},
     "llama": LLAMA,
@@ -44,7 +45,7 @@ def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], ar
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("causal", "head of 42, values of 33", "bshd, GQA", "causal window", "logsumexp"), ATTENTIONS))
+@pytest.mark.parametrize("name", only(FEW, ATTENTIONS))
 def test_right_results(name: str) -> None:
     attrs, params = ATTENTIONS[name]
     inputs = rule_of(attrs).inputs(np.random.default_rng(0))
@@ -111,11 +112,20 @@ def test_one_of_the_first_proposals_does_not_spill(name: str, arch: str) -> None
     pytest.fail("both spill")
 
 
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_turing_takes_dtypes_that_it_has_no_instructions_for(dtype: str) -> None:
+    turing, mod = load_arch(REPOSITORY, "t4"), canonical.lower(rule_of({"dtype": dtype}))
+    made = gpu_attention_simt.apply(mod, PLAIN, turing)
+    assert made is not None
+    cubin = nvcc.compile_cubin(cuda_source(made, turing, "kernel"), "sm_75", nvcc.FAST_MATH_FLAGS)
+    assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values())
+
+
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
-        ({"dtype": "float8_e4m3fn"}, {}),
-        ({"head_dim": 264}, {}),
+        ({"head_dim": 520}, {}),
         ({}, {"warps_m": 3}),
         ({}, {"thread_n": 1}),
         ({}, {"warps_m": 8, "warps_n": 8}),
@@ -143,3 +153,11 @@ def test_few_tiles_share_rows_among_warps() -> None:
     params = dict(first.candidate.params)
     assert int(params["warps_n"]) > 1
     assert first.predicted_secs < 5e-5
+
+
+@pytest.mark.parametrize(("arch", "is_taken"), [("t4", False), ("rtx-4090", True), ("h200", True)])
+def test_heads_of_512_are_taken_where_shared_memory_holds_their_keys(arch: str, is_taken: bool) -> None:
+    mod, gpu = canonical.lower(rule_of(LLAMA | {"heads": 1, "kv_heads": 1, "head_dim": 512})), load_arch(REPOSITORY, arch)
+    proposals = policy.propose(iter_space(mod), gpu, 2)
+    assert bool(proposals) == is_taken
+    assert all(gpu_attention_simt.apply(mod, dict(each.candidate.params), gpu) is not None for each in proposals)

@@ -19,6 +19,7 @@ from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.model import Arch
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_grouped_conv2d as policy
 from kerneldecl.templates import gpu_grouped_conv2d, gpu_grouped_conv2d_simt
@@ -46,9 +47,9 @@ def rule_of(attrs: dict[str, Any]) -> Any:
     return load_rule(REPOSITORY, "conv2d").of(REPOSITORY, PLAIN | attrs)
 
 
-def results(template: ModuleType, attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any]) -> Any:
+def results(template: ModuleType, attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], arch: Arch = H200) -> Any:
     rule = rule_of(attrs)
-    mod = template.apply(canonical.lower(rule), params, H200)
+    mod = template.apply(canonical.lower(rule), params, arch)
     assert mod is not None
     *after, got = emulate(mod["main"], *inputs, *map(poisoned, rule.signature().outputs))
     assert all(one.tobytes() == other.tobytes() for one, other in zip(after, inputs, strict=True))
@@ -197,9 +198,14 @@ def test_none_for_parameters_that_do_not_fit_on_cuda_cores(params: dict[str, Any
     assert gpu_grouped_conv2d_simt.apply(canonical.lower(rule_of({})), SIMT_PARAMS | params, H200) is None
 
 
-def test_none_without_asynchronous_copies() -> None:
-    mod, turing = canonical.lower(rule_of({})), load_arch(REPOSITORY, "t4")
+@needs_nvcc
+def test_right_results_without_asynchronous_copies() -> None:
+    turing = load_arch(REPOSITORY, "t4")
+    attrs, params = SIMT_CONVOLUTIONS["three channels, float16 to float32"]
+    rule = rule_of(attrs)
+    mod = canonical.lower(rule)
     assert gpu_grouped_conv2d.apply(mod, PARAMS, turing) is None
-    assert gpu_grouped_conv2d_simt.apply(mod, SIMT_PARAMS, turing) is None
-    assert not policy.propose(iter_space(mod), turing, 1)
-    assert "cp.async" in policy.why_not(iter_space(mod), turing)
+    assert policy.propose(iter_space(mod), turing, 1)[0].candidate.template == "gpu_grouped_conv2d_simt"
+    inputs = rule.inputs(np.random.default_rng(0))
+    got = results(gpu_grouped_conv2d_simt, attrs, SIMT_PARAMS | params, inputs, turing)
+    assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance()

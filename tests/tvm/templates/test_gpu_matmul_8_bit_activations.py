@@ -14,10 +14,12 @@ from support.repository import REPOSITORY
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
+from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Candidate, IterSpace, Value
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.plugins.policy_order import standard_order
+from kerneldecl.toolchain import nvcc
 
 A100, H200, T4 = (load_arch(REPOSITORY, name) for name in ("a100-80gb", "h200", "t4"))
 SIMT: dict[str, Value] = {"block_m": 16, "block_n": 32, "block_k": 8, "thread_m": 4, "thread_n": 4, "stages": 2, "raster_group": 1}
@@ -38,7 +40,19 @@ def test_packed_weights_are_unpacked_one_by_one_on_cuda_cores(dtype: str, zero_p
     right(load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, attrs), Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 2}), A100)
 
 
+@needs_nvcc
+@pytest.mark.parametrize(("weights", "dtype"), [("int4", "float16"), ("float8_e4m3fn", "bfloat16")])
+def test_weights_in_rows_become_16_bits_one_by_one_on_cuda_cores(weights: str, dtype: str) -> None:
+    rule = load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"m": 5, "n": 64, "k": 128, "weights": weights, "dtype": dtype})
+    right(rule, Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 1}), T4)
+    made = apply_candidate(REPOSITORY, canonical.lower(rule), Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 1}), T4)
+    assert made is not None
+    assert nvcc.compile_cubin(cuda_source(made.mod, T4, "kernel"), "sm_75").content
+
+
 TC: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 64, "warps_m": 2, "warps_n": 1, "raster_group": 1}
+MXFP4: dict[str, Value] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
+NVFP4: dict[str, Value] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 SCALED: list[tuple[Arch, dict[str, Any], dict[str, Value]]] = [
     (A100, {"layout": "packed", "zero_points": True, "activation_scales": "token"}, {"stages": 2}),
     (H200, {"layout": "packed", "dtype": "float8_e4m3fn", "activation_scales": "group"}, {"stages": 3, "smem_epilogue": 1}),
@@ -52,6 +66,16 @@ SCALED: list[tuple[Arch, dict[str, Any], dict[str, Value]]] = [
     (A100, {"layout": "packed", "zero_points": True, "scales": "tensor", "m": 5}, {"stages": 2, "block_m": 16, "warps_m": 1}),
     (T4, {"layout": "packed", "zero_points": True, "activation_scales": "token"}, {"stages": 2}),
     (A100, {"weights": "int8", "zero_points": True, "scales": "block", "n": 100}, {"stages": 2}),
+    (A100, {**MXFP4, "layout": "packed", "activation_scales": "token"}, {"stages": 3, "block_k": 32}),
+    (T4, {**NVFP4, "layout": "rows", "dtype": "float8_e4m3fn"}, {"stages": 2, "block_k": 16}),
+    (A100, {"layout": "packed", "activation_scales": "token"}, {"stages": 3, "integers": 1}),
+    (
+        H200,
+        {"layout": "rows", "scales": "tensor", "n": 50, "epilogue": ["bias"]},
+        {"stages": 2, "integers": 1, "smem_epilogue": 1},
+    ),
+    (A100, {"weights": "int8", "activation_scales": "group"}, {"stages": 2, "integers": 1, "split_k": 2}),
+    (T4, {"layout": "packed", "scales": "column", "m": 5}, {"stages": 2, "integers": 1, "block_m": 16, "warps_m": 1}),
     (H200, {"weights": "float8_e5m2", "scales": "tensor", "dtype": "float8_e4m3fn", "out_dtype": "float32"}, {"stages": 4, "block_k": 32}),
 ]
 
@@ -81,3 +105,43 @@ def first_proposal(space: IterSpace, arch: Arch) -> Candidate:
     """Return the first candidate of the first policy that proposes one, in the order in which `auto` asks them."""
     policies = (load_module("policies", REPOSITORY, name) for name in standard_order(arch.kind))
     return next(found[0].candidate for policy in policies if (found := policy.propose(space, arch, 1)))
+
+
+def quantized(attrs: dict[str, Any]) -> Any:
+    return canonical.lower(load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"n": 256, "k": 512, **attrs}))
+
+
+@pytest.mark.parametrize("arch", [A100, H200, T4], ids=lambda arch: str(arch.name))
+def test_blocks_of_4_bit_floats_are_on_tensor_cores(arch: Arch) -> None:
+    for blocks, dtype in itertools.product((MXFP4, NVFP4), ("int8", "float8_e4m3fn")):
+        mod = quantized({"m": 17, "dtype": dtype, **blocks})
+        first = first_proposal(iter_space(mod), arch)
+        assert first.template == "gpu_matmul_scaled"
+        assert apply_candidate(REPOSITORY, mod, first, arch) is not None
+
+
+def test_integers_are_multiplied_as_such_where_all_of_them_have_8_bits() -> None:
+    for attrs, is_integer in (({}, True), ({"zero_points": True}, False), ({"dtype": "float8_e4m3fn"}, False), ({"weights": "int8"}, True)):
+        mod = quantized({"m": 64, "dtype": "int8", **attrs})
+        proposals = load_module("policies", REPOSITORY, "gpu_matmul_scaled").propose(iter_space(mod), A100, 12)
+        found = [each.candidate for each in proposals if dict(each.candidate.params).get("integers")]
+        assert bool(found) == is_integer, attrs
+        assert all(apply_candidate(REPOSITORY, mod, candidate, A100) is not None for candidate in found[:1])
+    short = Candidate.of("gpu_matmul_scaled", {**TC, "stages": 2, "integers": 1, "block_k": 16})
+    assert apply_candidate(REPOSITORY, mod, short, A100) is None
+
+
+FLOAT8: dict[str, Any] = {"m": 33, "n": 96, "k": 256, "layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "float16"}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("attrs", [{}, {"dtype": "float8_e5m2", "out_dtype": "float32", "k": 200}, {"epilogue": ["bias", "relu"]}])
+def test_float8_before_ada_is_multiplied_in_float16(attrs: dict[str, Any]) -> None:
+    rule = load_rule(REPOSITORY, "matmul").of(REPOSITORY, FLOAT8 | attrs)
+    right(rule, Candidate.of("gpu_matmul_scaled", {**TC, "stages": 3, "smem_epilogue": 0, "split_k": 1}), A100)
+
+
+def test_float8_is_left_to_its_own_instruction_where_there_is_one() -> None:
+    space = iter_space(canonical.lower(load_rule(REPOSITORY, "matmul").of(REPOSITORY, FLOAT8)))
+    for name, template in (("t4", "gpu_matmul_scaled"), ("a100-80gb", "gpu_matmul_scaled"), ("rtx-4090", "gpu_matmul_tc")):
+        assert first_proposal(space, load_arch(REPOSITORY, name)).template == template

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from emulation import Kernel, host
 from support.compilers import needs_nvcc
-from support.grouped_cases import MASKED, OFFSETS, RULE, SMALL, SMS
+from support.grouped_cases import FLOAT8, MASKED, OFFSETS, RULE, SMALL, SMS
 from support.repository import REPOSITORY
 from support.thinned import only
 
@@ -23,7 +23,9 @@ from kerneldecl.templates import gpu_matmul_grouped
 from kerneldecl.toolchain import nvcc
 
 A100 = load_arch(REPOSITORY, "a100-80gb")
-FEW_SMS = replace(A100, gpu=replace(A100.the_gpu, sm_count=SMS))
+L4 = load_arch(REPOSITORY, "l4")
+"""With an instruction for float8."""
+FEW_SMS, FEW_SMS_OF_L4 = (replace(arch, gpu=replace(arch.the_gpu, sm_count=SMS)) for arch in (A100, L4))
 PLAIN = {"block_m": 64, "block_n": 64, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 1}
 MOE: dict[str, Any] = {"rows": 32768, "groups": 128, "n": 2048, "k": 768, "dtype": "bfloat16"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
@@ -33,6 +35,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "masked, weights with n last": (MASKED | {"layout": "nn", "out_dtype": "float32"}, {"stages": 2}),
     "sixteen rows": ({"groups": 40}, {"block_m": 16, "warps_m": 1, "stages": 4}),
     "one k-tile": ({"k": 8, "n": 18}, {"stages": 5}),
+    "float8": (FLOAT8, {"block_n": 128}),
+    "masked float8": (FLOAT8 | MASKED | {"rows": 80, "out_dtype": "float32"}, {"block_m": 16, "warps_m": 1, "stages": 4}),
 }
 
 
@@ -46,7 +50,8 @@ def plain_kernel() -> Kernel:
 
 
 def kernel_of(attrs: dict[str, Any], params: dict[str, Any]) -> Kernel:
-    mod = gpu_matmul_grouped.apply(canonical.lower(rule_of(attrs)), PLAIN | params, FEW_SMS)
+    arch = FEW_SMS_OF_L4 if "float8" in attrs.get("dtype", "") else FEW_SMS
+    mod = gpu_matmul_grouped.apply(canonical.lower(rule_of(attrs)), PLAIN | params, arch)
     assert mod is not None
     return Kernel(mod["main"])
 
@@ -59,7 +64,7 @@ def results(kernel: Kernel, rule: Any, inputs: list[Any], seed: int = 1) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("contiguous, rows of no group",), CASES))
+@pytest.mark.parametrize("name", only(("contiguous, rows of no group", "masked float8"), CASES))
 def test_right_results(name: str) -> None:
     attrs, params = CASES[name]
     rule = rule_of(attrs)

@@ -21,11 +21,13 @@ from kerneldecl.analysis.pool_planes import PlanesParams, pieces
 from kerneldecl.arrays import poisoned
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.model import Value
+from kerneldecl.model import Arch, Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_pool as policy
 from kerneldecl.templates import gpu_pool_planes as template
 
+T4 = load_arch(REPOSITORY, "t4")
+"""Without max.NaN and cp.async."""
 IMAGES: dict[str, Any] = {"layout": "nchw", "n": 2, "c": 3, "h": 13, "w": 16, "dtype": "float16"}
 SMALL: dict[str, Any] = IMAGES | {"op": "max", "kh": 3, "kw": 3, "stride": 2, "padding": 1}
 RESNET: dict[str, Any] = SMALL | {"n": 8, "c": 64, "h": 112, "w": 112}
@@ -59,16 +61,16 @@ def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[s
 
 
 @needs_nvcc
-@pytest.mark.parametrize("staged", at({0}, [True, False]))
+@pytest.mark.parametrize(("arch", "staged"), at({0, 2}, [(H200, True), (H200, False), (T4, False)]))
 @pytest.mark.parametrize("dtype", at({0, 2}, ["float16", "bfloat16", "float32"]))
-def test_nan_and_infinities_are_maxima_as_in_numpy(dtype: str, staged: bool) -> None:
+def test_nan_and_infinities_are_maxima_as_in_numpy(dtype: str, arch: Arch, staged: bool) -> None:
     """Of windows that have NaN anywhere NaN, and of windows of minus infinity alone minus infinity, at the edges as well."""
     rule = rule_of(**SMALL | {"dtype": dtype, "w": 11})
     [x] = rule.inputs(np.random.default_rng(0))
     x[:, :, :3, :3] = -np.inf
     x[0, ::2, 6, 6] = np.nan
     x[1, 1:, 12, 10] = np.nan
-    mod = template.apply(canonical.lower(rule), PARAMS | {"staged": staged}, H200)
+    mod = template.apply(canonical.lower(rule), PARAMS | {"staged": staged}, arch)
     assert mod is not None
     [out] = rule.signature().outputs
     *_, got = emulate(mod["main"], x, poisoned(out))
@@ -197,3 +199,11 @@ def test_of_windows_that_do_not_overlap_small_ones_alone_have_proposals() -> Non
 @pytest.mark.parametrize("wrong", [{"threads": 33}, {"strip": 9}, {"column": 8}, {"strip": 0}, {"ahead": 0}], ids=str)
 def test_parameters_that_do_not_fit_are_none(wrong: dict[str, Value]) -> None:
     assert template.apply(canonical.lower(rule_of(**SMALL)), PARAMS | wrong, H200) is None
+
+
+def test_nothing_is_copied_asynchronously_where_the_gpu_cannot() -> None:
+    mod = canonical.lower(rule_of(**SMALL))
+    assert template.apply(mod, PARAMS | {"staged": True}, T4) is None
+    proposals = policy.propose(iter_space(mod), T4, 8)
+    assert proposals[0].candidate.template == "gpu_pool_planes"
+    assert not any(dict(each.candidate.params).get("staged") for each in proposals)
