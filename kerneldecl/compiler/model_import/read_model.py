@@ -22,7 +22,7 @@ from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, graph_passes
 from kerneldecl.compiler.graph.rule_use import Fuses, fuses_nothing
 from kerneldecl.compiler.input_values import allowed_values
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.compiler.model_import.from_onnx import from_onnx
+from kerneldecl.compiler.model_import.from_onnx import from_onnx, sized_from_onnx
 from kerneldecl.compiler.model_import.from_torch import from_torch
 from kerneldecl.compiler.model_import.half_precision import half_precision
 from kerneldecl.compiler.model_import.model_error import ModelError, last_line
@@ -38,6 +38,22 @@ def read_model(model: str | Path, *, dims: Sequence[str] = (), dtype: str = "") 
     """
     found = _read(str(model), dims)
     return half_precision(found, dtype) if dtype else found
+
+
+def read_sized(model: str | Path, sizes: dynamic_shapes.Buckets, dtype: str = "") -> tvm.IRModule:
+    """Return a model that dispatches to a copy of itself for each combination of sizes of its dynamic dimensions.
+
+    An ONNX file is read once for each, with these sizes: what its nodes compute of them is known then, so that a copy can be read where the
+    model for any sizes cannot. Raise ModelError where the model cannot be read or lacks a dimension.
+    """
+    path = Path(model)
+    if path.suffix != ".onnx" or not path.is_file():
+        return with_shape_buckets(read_model(model, dims=tuple(sizes), dtype=dtype), sizes)
+    found = sized_from_onnx(path, sizes)
+    if dtype:
+        copies = tuple((each, half_precision(mod, dtype)) for each, mod in found.copies)
+        found = found._replace(whole=None if found.whole is None else half_precision(found.whole, dtype), copies=copies)
+    return dynamic_shapes.with_sized_copies(found)
 
 
 def _read(model: str, dims: Sequence[str]) -> tvm.IRModule:
