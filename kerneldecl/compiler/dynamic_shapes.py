@@ -85,6 +85,23 @@ def dynamic_dims(mod: tvm.IRModule) -> list[str]:
     return sorted({dim for _, func in mod.functions_items() for dim in _dims(func)})
 
 
+def has_all_extents(mod: tvm.IRModule) -> bool:
+    """Say whether the shape of every tensor is known as expressions of dimensions, and none is made of a tensor or becomes one."""
+    found: list[bool] = []
+
+    def note(expr: Any) -> None:
+        type_ = getattr(expr, "ty", None)
+        if isinstance(type_, relax.TensorType) and not isinstance(type_.shape, relax.ShapeExpr):
+            found.append(False)
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
+            found.append(expr.op.name not in {"relax.shape_to_tensor", "relax.tensor_to_shape", "relax.dynamic_strided_slice"})
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, note)
+    return all(found)
+
+
 def callees(func: Any) -> list[str]:
     """Return the names of the PrimFuncs that a Relax function calls, once per call site."""
     found: list[str] = []

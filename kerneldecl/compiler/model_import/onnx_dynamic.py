@@ -9,7 +9,7 @@ these when it is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,13 @@ def tensor_of(builder: Any, known: Known) -> Any:
     return found if known.dtype == "int64" else builder.emit(op.astype(found, known.dtype))
 
 
+def unknowns(left: Any, right: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield a dimension, and the extent that it is where two are equal: each of the two that is a dimension, and not in the other."""
+    for symbol, other in ((left, right), (right, left)):
+        if tvm.ir.is_prim_var(symbol) and symbol not in extents.symbols_in(other):
+            yield symbol, other
+
+
 class Emitter:
     """A block builder, and the extents that the nodes so far take to be equal though nothing says that they are."""
 
@@ -72,8 +79,10 @@ class Emitter:
         """Return a tensor with other expressions for its extents."""
         own = shape_of(value) or []
         different = [pair for pair in zip(own, shape, strict=True) if not extents.are_equal(*pair)]
+        if not different or not all(any(unknowns(*pair)) for pair in different):
+            return value
         self.equal += different
-        return self.builder.match_cast(value, relax.TensorType(list(shape), value.ty.dtype.dtype)) if different else value
+        return self.builder.match_cast(value, relax.TensorType(list(shape), value.ty.dtype.dtype))
 
 
 def reshape(builder: Emitter, inputs: Sequence[Any], known: Sequence[Known | None], attrs: Mapping[str, Any]) -> Any:

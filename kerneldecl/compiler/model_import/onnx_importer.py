@@ -19,7 +19,7 @@ from kerneldecl.compiler.model_import import extents
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.onnx_constants import LARGEST, branch_of, evaluated
 from kerneldecl.compiler.model_import.onnx_dims import shapes_of
-from kerneldecl.compiler.model_import.onnx_dynamic import DYNAMIC, Emitter, fitted, shape_of, tensor_of
+from kerneldecl.compiler.model_import.onnx_dynamic import DYNAMIC, Emitter, fitted, shape_of, tensor_of, unknowns
 from kerneldecl.compiler.model_import.onnx_extents import MOST_ELEMENTS, Known, computed, known_constant, objects
 from kerneldecl.compiler.model_import.onnx_operators import CORRECTED, OPERATORS, PREPARED
 from kerneldecl.compiler.model_import.onnx_refusals import place
@@ -48,12 +48,11 @@ def imported(model: Any, opset: int, tensors: dict[str, Any]) -> tvm.IRModule:
 
 def _unified(same: dict[str, Any], equal: Sequence[tuple[Any, Any]]) -> bool:
     """Have dimensions that a graph takes to be equal be one dimension, or an expression of others; say whether there are new ones."""
-    for left, right in equal:
-        for symbol, other in ((right, left), (left, right)):
-            if tvm.ir.is_prim_var(symbol) and symbol.name not in same and symbol not in extents.symbols_in(other):
-                same.update({name: extents.substituted(each, symbol, other) for name, each in same.items()})
-                same[symbol.name] = other
-                return True
+    for symbol, other in (found for pair in equal for found in unknowns(*pair)):
+        if symbol.name not in same:
+            same.update({name: extents.substituted(each, symbol, other) for name, each in same.items()})
+            same[symbol.name] = other
+            return True
     return False
 
 

@@ -25,7 +25,7 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import.from_onnx import from_onnx, sized_from_onnx
 from kerneldecl.compiler.model_import.from_torch import from_torch
 from kerneldecl.compiler.model_import.half_precision import half_precision
-from kerneldecl.compiler.model_import.model_error import ModelError, last_line
+from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
@@ -53,7 +53,20 @@ def read_sized(model: str | Path, sizes: dynamic_shapes.Buckets, dtype: str = ""
     if dtype:
         copies = tuple((each, half_precision(mod, dtype)) for each, mod in found.copies)
         found = found._replace(whole=None if found.whole is None else half_precision(found.whole, dtype), copies=copies)
+    if found.whole is not None and (reason := _why_not_any(found.whole)):
+        found = found._replace(whole=None, why_none=reason)
     return dynamic_shapes.with_sized_copies(found)
+
+
+def _why_not_any(mod: tvm.IRModule) -> str:
+    """Return why a model of dynamic extents cannot be lowered, as a sentence; empty where it can, as one whose extents are all known."""
+    if dynamic_shapes.has_all_extents(mod):
+        return ""
+    try:
+        left = unlowered(fused(mod))
+    except IMPORT_ERRORS as error:
+        return f"TVM does not lower it for others: {last_line(error)}"
+    return f"TVM does not lower {', '.join(left)} for others" if left else ""
 
 
 def _read(model: str, dims: Sequence[str]) -> tvm.IRModule:
