@@ -86,9 +86,8 @@ def _imported(model: Any, folder: Path, sizes: Mapping[str, int], tensors: dict[
     except ModelError as error:
         free = [dim for dim in dims_of(model) if dim not in sizes]
         options = " ".join(f"--dim {dim}=8" for dim in [*sizes, *free])
-        raise ModelError(
-            error.sentence, f"{error.hint}; or give every dynamic dimension sizes, as in {options}" if free else error.hint
-        ) from None
+        way_out = f"give every dynamic dimension sizes, as in {options}" if free else "choose sizes that fit one another" if sizes else ""
+        raise ModelError(error.sentence, f"{error.hint}; or {way_out}" if way_out else error.hint) from None
 
 
 def module_of_model(model: Any, folder: Path | None = None, tensors: dict[str, Any] | None = None) -> tvm.IRModule:

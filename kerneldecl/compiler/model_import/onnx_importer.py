@@ -102,7 +102,6 @@ class _Extents:
 
     def __init__(self, importer: Any, model: Any) -> None:
         self._importer, self._model = importer, model
-        self._values: dict[str, Any] = importer._nodes  # noqa: SLF001  # the importer is ours
         self._known: dict[str, Known] = {}
         self._folded: set[str] = set()
 
@@ -113,6 +112,12 @@ class _Extents:
         for name in _read(node):
             self.make(name)
         return False
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        """TVM's values by name: another dictionary after each branch."""
+        found: dict[str, Any] = self._importer._nodes  # noqa: SLF001  # the importer is ours
+        return found
 
     def left(self, nodes: Iterable[Any]) -> Iterator[Any]:
         """Yield the nodes that TVM's importer converts, one after the other; of an If whose condition is known, those of its branch."""

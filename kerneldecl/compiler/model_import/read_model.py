@@ -30,12 +30,17 @@ from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelErr
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
 
-def read_model(model: str | Path, *, dims: Sequence[str] = (), dtype: str = "") -> tvm.IRModule:
+def read_model(
+    model: str | Path, *, dims: Sequence[str] = (), dtype: str = "", sizes: dynamic_shapes.Buckets | None = None
+) -> tvm.IRModule:
     """Return a model as a Relax module, as `kerneldecl extract` reads it; raise ModelError where it is none.
 
     `model` is a file, or module:attribute of Python. `dims` name the dynamic dimensions of a torch program, whose file has lost
-    the names, in the order in which its inputs have them. `dtype` makes a half-precision model of a float32 one.
+    the names, in the order in which its inputs have them. `dtype` makes a half-precision model of a float32 one. `sizes` are those of
+    `extract --dim`: the model dispatches to a copy of itself for each combination of them (`read_sized`).
     """
+    if sizes:
+        return read_sized(model, sizes, dtype)
     found = _read(str(model), dims)
     return half_precision(found, dtype) if dtype else found
 

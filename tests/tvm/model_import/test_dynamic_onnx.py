@@ -230,3 +230,14 @@ def test_sizes_that_a_model_cannot_have_are_a_sentence(tmp_path: Path, sizes: Ma
     with pytest.raises(ModelError) as refusal:
         read_sized(tmp_path / "net.onnx", sizes)
     assert refusal.value.sentence == sentence
+
+
+def test_sizes_that_do_not_fit_one_another_are_a_sentence(tmp_path: Path) -> None:
+    onnx.save(model([node("Add", "x z", "y")], {"x": ("n", 4), "z": ("m", 4)}, {}, rank=2), tmp_path / "net.onnx")
+    with pytest.raises(ModelError) as refusal:
+        read_sized(tmp_path / "net.onnx", {"n": [2], "m": [3]})
+    assert refusal.value.sentence == (
+        "TVM's importer does not take ONNX's operator Add (node that gives y): In relax.add, the first input shape at dim 0 is 2 and the "
+        "second input shape at dim 0 is 3, which are not broadcastable."
+    )
+    assert refusal.value.hint.endswith("; or choose sizes that fit one another")
