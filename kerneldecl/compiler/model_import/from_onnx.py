@@ -20,6 +20,7 @@ from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelErr
 from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_constants
 from kerneldecl.compiler.model_import.onnx_dims import dims_of, shapes_of, with_named_dims, with_sizes
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
+from kerneldecl.compiler.model_import.onnx_fused_norms import UNREGISTERED
 from kerneldecl.compiler.model_import.onnx_importer import WAY_OUT, imported
 from kerneldecl.compiler.model_import.onnx_loops import with_loops_unrolled
 from kerneldecl.compiler.model_import.onnx_operators import OPERATORS
@@ -70,13 +71,24 @@ def _loaded(path: Path) -> Any:
     except DecodeError as error:
         raise ModelError(f"not ONNX: {last_line(error)}", "export the model again") from None
     try:
-        # By its path: with its weights, a model may be larger than the 2 GB that protobuf takes.
-        onnx.checker.check_model(str(path))
+        _check(path)
         load_weights(model, path.parent, LARGEST)
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         _refuse_unknown(model.graph, {*_known_operators(), *(each.name for each in onnx.defs.get_all_schemas())})
         raise ModelError(f"ONNX's own checker objects: {' '.join(str(error).split())}", "export the model again") from None
     return with_named_dims(model)
+
+
+def _check(path: Path) -> None:
+    """Have onnx check a file; an operator of onnxruntime's in ONNX's own domain ends the check, and is none of its mistakes."""
+    import onnx
+
+    try:
+        # By its path: with its weights, a model may be larger than the 2 GB that protobuf takes.
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        if not any(f"No Op registered for {name} " in str(error) for name in UNREGISTERED):
+            raise
 
 
 def _imported(model: Any, folder: Path, sizes: Mapping[str, int], tensors: dict[str, Any]) -> tvm.IRModule:
@@ -86,7 +98,9 @@ def _imported(model: Any, folder: Path, sizes: Mapping[str, int], tensors: dict[
     except ModelError as error:
         free = [dim for dim in dims_of(model) if dim not in sizes]
         options = " ".join(f"--dim {dim}=8" for dim in [*sizes, *free])
-        way_out = f"give every dynamic dimension sizes, as in {options}" if free else "choose sizes that fit one another" if sizes else ""
+        is_of_shapes = "In relax." in error.sentence  # as TVM's inference of shapes begins
+        fitting = "choose sizes that fit one another" if sizes and is_of_shapes else ""
+        way_out = f"give every dynamic dimension sizes, as in {options}" if free else fitting
         raise ModelError(error.sentence, f"{error.hint}; or {way_out}" if way_out else error.hint) from None
 
 

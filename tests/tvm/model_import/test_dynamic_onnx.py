@@ -241,3 +241,22 @@ def test_sizes_that_do_not_fit_one_another_are_a_sentence(tmp_path: Path) -> Non
         "second input shape at dim 0 is 3, which are not broadcastable."
     )
     assert refusal.value.hint.endswith("; or choose sizes that fit one another")
+
+
+def test_norms_that_onnxruntime_fuses(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install -e '.[models]'")
+    theirs = {"epsilon": 1e-3, "domain": "com.microsoft"}
+    nodes = [
+        node("SimplifiedLayerNormalization", "x scale", "a", epsilon=1e-4),
+        helper.make_node("SkipSimplifiedLayerNormalization", ["a", "x", "other"], ["b", "", "", "sum"], **theirs),
+        helper.make_node("SkipLayerNormalization", ["b", "sum", "scale", "", "other"], ["c"], **theirs),
+        helper.make_node("SkipLayerNormalization", ["c", "x", "scale", "other"], ["d", "", "", "all"], **theirs),
+        node("Add", "d all", "y"),
+    ]
+    given = model(nodes, {"x": ("n", "m", 8)}, {"scale": floats(8), "other": floats(8)}, rank=3)
+    given.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(given, tmp_path / "net.onnx")
+    x = floats(2, 3, 8)
+    (wanted,) = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    for mod in (read_model(tmp_path / "net.onnx"), read_sized(tmp_path / "net.onnx", {"n": [2], "m": [3]})):
+        np.testing.assert_allclose(machine(mod)(tvm.runtime.tensor(x)).numpy(), wanted, rtol=1e-5, atol=1e-5)
