@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.compiler.dynamic_shapes import Buckets, Sized, check_buckets, combinations
+from kerneldecl.compiler.dynamic_shapes import Buckets, Sized, check_buckets, combinations, dynamic_dims
 from kerneldecl.compiler.graph.named_constants import name_by_value
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_constants
@@ -44,18 +44,26 @@ def sized_from_onnx(path: Path, buckets: Buckets) -> Sized:
     Raise ModelError where a combination cannot be imported, or the model lacks a dimension.
     """
     model = _loaded(path)
-    try:
-        check_buckets(buckets, dims_of(model))
-    except ValueError as error:
-        raise ModelError(str(error)) from None
+    _check_sizes(buckets, dims_of(model))
     tensors: dict[str, Any] = {}
     copies = tuple((sizes, _imported(model, path.parent, sizes, tensors)) for sizes in combinations(buckets))
     symbols: dict[str, Any] = {}
     shapes = shapes_of(model, lambda name: symbols.setdefault(name, tvm.tirx.Var(name, "int64")))
     try:
-        return Sized(_imported(model, path.parent, {}, tensors), copies, tuple(shapes.values()))
+        whole = _imported(model, path.parent, {}, tensors)
     except ModelError as error:
         return Sized(None, copies, tuple(shapes.values()), error.sentence)
+    own = dynamic_dims(whole)
+    if not set(own) & set(buckets):  # the model takes each of them to be another one
+        _check_sizes(buckets, own)
+    return Sized(whole, copies, tuple(shapes.values()))
+
+
+def _check_sizes(buckets: Buckets, dims: Sequence[str]) -> None:
+    try:
+        check_buckets(buckets, dims)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
 
 
 def _loaded(path: Path) -> Any:

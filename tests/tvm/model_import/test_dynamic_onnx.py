@@ -155,16 +155,20 @@ def test_counts_of_a_tile_may_be_dynamic() -> None:
     check(machine(module_of_model(given)), given, [floats(3, 4)])
 
 
-def test_dimensions_that_a_model_takes_to_be_equal_become_one() -> None:
+def test_dimensions_that_a_model_takes_to_be_equal_become_one(tmp_path: Path) -> None:
     """As a mask's length and that of a cache with new keys, which exporters give names of their own."""
     nodes = [node("Concat", "past x", "keys", axis=1), node("Mul", "keys mask", "y")]
-    given = model(nodes, {"x": ("b", "new", 4), "past": ("b", "old", 4), "mask": ("c", "total", 1)}, {})
+    given = model(nodes, {"x": ("b", "new", 4), "past": ("b", "old", 4), "mask": ("c", "total", 1)}, {}, rank=3)
     mod = module_of_model(given)
     assert dynamic_dims(mod) == ["b", "new", "old"]
     main = machine(mod)
     check(main, given, [floats(2, 1, 4), floats(2, 6, 4), floats(2, 7, 1)])
     with pytest.raises(RuntimeError):
         main(*map(tvm.runtime.tensor, (floats(2, 1, 4), floats(2, 6, 4), floats(2, 5, 1))))
+    onnx.save(given, tmp_path / "net.onnx")
+    main = machine(read_sized(tmp_path / "net.onnx", {"b": [2], "new": [1], "old": [6]}))
+    check(main, given, [floats(2, 1, 4), floats(2, 6, 4), floats(2, 7, 1)])
+    check(main, given, [floats(1, 2, 4), floats(1, 6, 4), floats(1, 8, 1)])
 
 
 def test_the_branch_is_taken_whose_condition_dimensions_tell() -> None:
@@ -241,6 +245,8 @@ def test_sizes_that_do_not_fit_one_another_are_a_sentence(tmp_path: Path) -> Non
         "second input shape at dim 0 is 3, which are not broadcastable."
     )
     assert refusal.value.hint.endswith("; or choose sizes that fit one another")
+    with pytest.raises(ModelError, match="the model has no dynamic dimension m; its dynamic dimensions are n"):
+        read_sized(tmp_path / "net.onnx", {"m": [2]})
 
 
 def test_norms_that_onnxruntime_fuses(tmp_path: Path) -> None:
