@@ -20,7 +20,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.compiler import canonical, cpu, cuda
-from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_outside_buckets
+from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_outside_buckets, only_sizes
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
@@ -289,20 +289,15 @@ def extract(
     from kerneldecl.compiler.graph.places import noted_of, refused_of
     from kerneldecl.compiler.model_import import fused_kernels, marked_rows, model_error, read_model
 
-    marker = 0
     try:
-        mod = read_model.read_model(model, dims=tuple(sizes or ()) or ((rows,) if rows else ()), dtype=dtype)
-        if rows:
-            mod, marker = marked_rows.with_marker(mod, rows)
-        if sizes:
-            mod = read_model.with_shape_buckets(mod, sizes)
+        mod, marker = marked_rows.read(model, sizes or {}, rows, dtype)
     except model_error.ModelError as error:
         return {"problem": error.sentence, "hint": error.hint}
     dims = [] if sizes else dynamic_dims(mod)
     fuses = {each["name"]: fused_kernels.by_policies(Path(root), arch_from_json(each["arch"]), each["policy"]) for each in targets}
     forms = fused_kernels.forms(mod, fuses)
     functions: dict[str, dict[str, Any]] = {}
-    left_out: dict[str, str] = {}
+    left_out: dict[str, str] = {"other sizes": f"the model takes the declared ones alone: {reason}"} if (reason := only_sizes(mod)) else {}
     for form in forms:
         left_out |= dict.fromkeys(read_model.unlowered(form.mod), "TVM lowers this operator to no TensorIR")
         left_out |= _collected(form, dims, functions)

@@ -16,7 +16,7 @@ import tvm
 
 from kerneldecl.arrays import Array, is_float, relative_error
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError
-from kerneldecl.compiler.model_import.read_model import read_model, with_shape_buckets
+from kerneldecl.compiler.model_import.read_model import read_model, read_sized
 from kerneldecl.deploy import bench as timing
 from kerneldecl.deploy.compile import compile_module
 from kerneldecl.deploy.error import DeployError
@@ -127,8 +127,7 @@ def bench(model: str, artifact: str | None, function: str, against: str | None, 
 
 def _read(model: str, sizes: Mapping[str, Sequence[int]], dtype: str) -> tvm.IRModule:
     """Return a model as `kerneldecl extract` reads it with the same sizes of dynamic dimensions and the same half precision."""
-    mod = read_model(model, dims=tuple(sizes), dtype=dtype)
-    return with_shape_buckets(mod, sizes) if sizes else mod
+    return read_sized(model, sizes, dtype) if sizes else read_model(model, dtype=dtype)
 
 
 def _loaded(library: str, artifact: str | None) -> Model:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -155,7 +156,7 @@ class RecognizePatterns(Rewriter):
             product = self.producer(scaled, "relax.multiply")
             for normalised, gamma in (product.args, product.args[::-1]) if product is not None else ():
                 found = self._normalised(normalised)
-                if found is None or not all(static_shape(row) == static_shape(call)[-1:] for row in (gamma, beta)):  # type: ignore[index]
+                if found is None or not all(static_shape(row) == _columns(call) for row in (gamma, beta)):
                     continue
                 return op.nn.layer_norm(found[0], gamma, beta, axes=[-1], epsilon=found[1])
         return None
@@ -198,10 +199,17 @@ class RecognizePatterns(Rewriter):
         return self.producer(value, "relax.matmul") is not None
 
 
+def _columns(value: relax.Expr) -> tuple[int, ...] | None:
+    """Return the last extent alone; None where it is not known."""
+    shape = getattr(value.ty, "shape", None)
+    last = shape.values[-1] if isinstance(shape, relax.ShapeExpr) and len(shape.values) else None
+    return (int(last),) if isinstance(last, tvm.tirx.IntImm) else None
+
+
 def _is_of_rows(mean: relax.Call) -> bool:
     """Say whether a mean is one over the last axis, which is kept."""
-    rank = len(static_shape(mean.args[0]) or ())
-    return bool(mean.attrs.keepdims) and [int(axis) % rank for axis in mean.attrs.axis or ()] == [rank - 1]
+    rank = mean.args[0].ty.ndim
+    return rank > 0 and bool(mean.attrs.keepdims) and [int(axis) % rank for axis in mean.attrs.axis or ()] == [rank - 1]
 
 
 def _is_close(a: float, b: float) -> bool:

@@ -13,25 +13,61 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
 
+from kerneldecl.compiler.dynamic_shapes import Buckets, Sized, check_buckets, combinations, dynamic_dims
 from kerneldecl.compiler.graph.named_constants import name_by_value
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_constants
+from kerneldecl.compiler.model_import.onnx_dims import dims_of, shapes_of, with_named_dims, with_sizes
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
+from kerneldecl.compiler.model_import.onnx_fused_norms import UNREGISTERED
+from kerneldecl.compiler.model_import.onnx_importer import WAY_OUT, imported
 from kerneldecl.compiler.model_import.onnx_loops import with_loops_unrolled
-from kerneldecl.compiler.model_import.onnx_operators import CORRECTED, OPERATORS, PREPARED
+from kerneldecl.compiler.model_import.onnx_operators import OPERATORS
 from kerneldecl.compiler.model_import.onnx_refusals import DOMAINS, place, refusal
 from kerneldecl.compiler.model_import.onnx_stored import store_weights, with_stored_inputs
 from kerneldecl.compiler.model_import.onnx_types import types_of
 from kerneldecl.compiler.model_import.onnx_weights import load_weights
 
-_WAY_OUT = "write it with other operators"
 _KNOWN_BY_SHAPES = frozenset({"Loop", "Scan", "Shape", "Size"})
 
 
 def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
     """Return a file's graph as a module; raise ModelError where it is none, or has an operator that cannot be imported."""
+    model = _loaded(path)
+    return _imported(model, path.parent, {}, {})
+
+
+def sized_from_onnx(path: Path, buckets: Buckets) -> Sized:
+    """Return a file's graph as a module for each combination of the sizes of dynamic dimensions, and as one for any others.
+
+    Raise ModelError where a combination cannot be imported, or the model lacks a dimension.
+    """
+    model = _loaded(path)
+    _check_sizes(buckets, dims_of(model))
+    tensors: dict[str, Any] = {}
+    copies = tuple((sizes, _imported(model, path.parent, sizes, tensors)) for sizes in combinations(buckets))
+    symbols: dict[str, Any] = {}
+    shapes = shapes_of(model, lambda name: symbols.setdefault(name, tvm.tirx.Var(name, "int64")))
+    try:
+        whole = _imported(model, path.parent, {}, tensors)
+    except ModelError as error:
+        return Sized(None, copies, tuple(shapes.values()), error.sentence)
+    own = dynamic_dims(whole)
+    if not set(own) & set(buckets):  # the model takes each of them to be another one
+        _check_sizes(buckets, own)
+    return Sized(whole, copies, tuple(shapes.values()))
+
+
+def _check_sizes(buckets: Buckets, dims: Sequence[str]) -> None:
+    try:
+        check_buckets(buckets, dims)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+
+
+def _loaded(path: Path) -> Any:
+    """Return a file's model, without its large weights where these lie beside it, and with names for its dynamic dimensions."""
     try:
         import onnx
     except ImportError:
@@ -43,39 +79,50 @@ def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
     except DecodeError as error:
         raise ModelError(f"not ONNX: {last_line(error)}", "export the model again") from None
     try:
-        # By its path: with its weights, a model may be larger than the 2 GB that protobuf takes.
-        onnx.checker.check_model(str(path))
+        _check(path)
         load_weights(model, path.parent, LARGEST)
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         _refuse_unknown(model.graph, {*_known_operators(), *(each.name for each in onnx.defs.get_all_schemas())})
         raise ModelError(f"ONNX's own checker objects: {' '.join(str(error).split())}", "export the model again") from None
+    return with_named_dims(model)
+
+
+def _check(path: Path) -> None:
+    """Have onnx check a file; an operator of onnxruntime's in ONNX's own domain ends the check, and is none of its mistakes."""
+    import onnx
+
     try:
-        return module_of_model(model, path.parent)
+        # By its path: with its weights, a model may be larger than the 2 GB that protobuf takes.
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        if not any(f"No Op registered for {name} " in str(error) for name in UNREGISTERED):
+            raise
+
+
+def _imported(model: Any, folder: Path, sizes: Mapping[str, int], tensors: dict[str, Any]) -> tvm.IRModule:
+    """Return a model with sizes for some dimensions as a module; an error says how to give sizes to those that are left."""
+    try:
+        return module_of_model(with_sizes(model, sizes) if sizes else model, folder, tensors)
     except ModelError as error:
-        raise _with_dims(error, model.graph) from None
+        free = [dim for dim in dims_of(model) if dim not in sizes]
+        options = " ".join(f"--dim {dim}=8" for dim in [*sizes, *free])
+        is_of_shapes = "In relax." in error.sentence  # as TVM's inference of shapes begins
+        fitting = "choose sizes that fit one another" if sizes and is_of_shapes else ""
+        way_out = f"give every dynamic dimension sizes, as in {options}" if free else fitting
+        raise ModelError(error.sentence, f"{error.hint}; or {way_out}" if way_out else error.hint) from None
 
 
-def _with_dims(error: ModelError, graph: Any) -> ModelError:
-    """Return the error with the way out that most importers' errors have where inputs are of dynamic extent: other extents."""
-    extents = (dim for value in graph.input for dim in value.type.tensor_type.shape.dim)
-    dims = list(dict.fromkeys(dim.dim_param for dim in extents if dim.dim_param))
-    if not dims:
-        return error
-    one = dims[0]
-    tool = f"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {one} --dim_value 8 in.onnx out.onnx"
-    return ModelError(error.sentence, f"{error.hint}; or fix its dynamic dimensions, {', '.join(dims)}, one by one: `{tool}`")
-
-
-def module_of_model(model: Any, folder: Path | None = None) -> tvm.IRModule:
+def module_of_model(model: Any, folder: Path | None = None, tensors: dict[str, Any] | None = None) -> tvm.IRModule:
     """Return an ONNX model as a module whose constants are its weights; raise ModelError where an operator cannot be imported.
 
-    Weights that are not in the model yet are read from files in a folder, at last: what comes before has no use for them.
+    Weights that are not in the model yet are read from files in a folder, at last: what comes before has no use for them. `tensors` are
+    large weights by name, of another module of the same file: they are shared, and added to it.
     """
     import onnx
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # TVM's, of renamed inputs; its converters print what they fail on
-        prepared, opset = _prepared(model)
+        prepared, opset = _prepared(with_named_dims(model))
         try:
             if folder is not None:
                 load_weights(prepared, folder)
@@ -83,8 +130,7 @@ def module_of_model(model: Any, folder: Path | None = None) -> tvm.IRModule:
         except (onnx.checker.ValidationError, OSError, ValueError) as error:
             raise ModelError(f"its weights cannot be read: {last_line(error)}", "export the model again") from None
         try:
-            importer = _importer(_empty_inputs(prepared.graph))
-            return name_by_value(importer.from_onnx(prepared.graph, opset), _weights(prepared.graph))
+            return name_by_value(imported(prepared, opset, {} if tensors is None else tensors), _weights(prepared.graph))
         except ModelError:
             raise
         except IMPORT_ERRORS as error:
@@ -126,74 +172,17 @@ def _simplified(model: Any, known: Collection[str]) -> Any:
         model = written
 
 
-def _importer(shapes: Mapping[str, Sequence[int]]) -> Any:
-    """Return TVM's importer, with converters of ours; a function, since TVM's module needs onnx."""
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM is untyped
-        def _check_for_unsupported_ops(self, graph: Any) -> None:
-            """Do nothing: what is unknown is refused before."""
-
-        def _convert_operator(self, operator: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
-            convert = OPERATORS.get(operator) or CORRECTED.get(operator)
-            found = convert(self.bb, list(inputs), attrs) if convert is not None else None
-            if found is not None:
-                return self.bb.normalize(found)
-            given, written = PREPARED.get(operator, _as_given)(list(inputs), attrs)
-            return super()._convert_operator(operator, onnx_frontend.onnx_input(given), dict(written), opset)
-
-        def _construct_nodes(self, graph: Any) -> None:
-            for node in graph.node:
-                with _naming(node):
-                    super()._construct_nodes(_Nodes([node]))
-            for output in graph.output:
-                found = self._nodes[output.name]
-                if isinstance(found.ty, relax.ShapeType):  # a model returns tensors
-                    self._nodes[output.name] = self.bb.emit(relax.op.shape_to_tensor(found))
-
-    return Importer(shapes, "float32")
-
-
 def _known_operators() -> frozenset[str]:
     from tvm.relax.frontend.onnx import onnx_frontend
 
     return frozenset({"Constant", "If", *onnx_frontend._get_convert_map(), *OPERATORS})  # noqa: SLF001  # TVM has no public way to ask
 
 
-def _as_given(inputs: list[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
-    return inputs, attrs
-
-
-def _empty_inputs(graph: Any) -> dict[str, list[int]]:
-    """Return the shapes of static inputs without elements: TVM takes an extent of 0 for an unknown one."""
-    shapes = {each.name: each.type.tensor_type.shape.dim for each in graph.input}
-    static = {name: [dim.dim_value for dim in dims] for name, dims in shapes.items() if all(dim.HasField("dim_value") for dim in dims)}
-    return {name: shape for name, shape in static.items() if 0 in shape}
-
-
 def _refuse_unknown(graph: Any, known: Collection[str]) -> None:
     unknown = {node.op_type: node for node in reversed(graph.node) if node.op_type not in known or node.domain not in DOMAINS}
     if unknown:
         places = ", ".join(place(node) for node in reversed(unknown.values()))
-        raise ModelError(f"no converter for ONNX's operator {places}", _WAY_OUT)
-
-
-@contextlib.contextmanager
-def _naming(node: Any) -> Iterator[None]:
-    """Make a failure at a node a sentence that names it."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except IMPORT_ERRORS as error:
-        raise ModelError(f"TVM's importer does not take ONNX's operator {place(node)}: {last_line(error)}", _WAY_OUT) from None
-
-
-class _Nodes:
-    """A part of a graph, as TVM's importer reads one."""
-
-    def __init__(self, node: Sequence[Any]) -> None:
-        self.node = node
+        raise ModelError(f"no converter for ONNX's operator {places}", WAY_OUT)
 
 
 def _weights(graph: Any) -> Iterator[tuple[str, Any]]:

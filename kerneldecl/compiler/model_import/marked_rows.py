@@ -11,11 +11,26 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.compiler.dynamic_shapes import dynamic_dims
+from kerneldecl.compiler.dynamic_shapes import Buckets, dynamic_dims
 from kerneldecl.compiler.model_import.model_error import ModelError
+from kerneldecl.compiler.model_import.read_model import read_model, read_sized, with_shape_buckets
 
 _FIRST = 10_007
 """The first number that is tried: a prime, so that multiples of it differ from other extents."""
+
+
+def read(model: str, sizes: Buckets, rows: str, dtype: str) -> tuple[tvm.IRModule, int]:
+    """Return a model with copies for sizes of its dynamic dimensions and the marker of the one that `rows` names, and the marker.
+
+    It is 0 where no dimension is named.
+    """
+    if sizes and not rows:
+        return read_sized(model, sizes, dtype), 0
+    mod = read_model(model, dims=tuple(sizes) or ((rows,) if rows else ()), dtype=dtype)
+    if not rows:
+        return mod, 0
+    mod, marker = with_marker(mod, rows)
+    return with_shape_buckets(mod, sizes) if sizes else mod, marker
 
 
 def with_marker(mod: tvm.IRModule, dim: str) -> tuple[tvm.IRModule, int]:

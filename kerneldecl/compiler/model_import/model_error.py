@@ -5,6 +5,7 @@ Knows nothing of models or of formats.
 
 from __future__ import annotations
 
+import re
 import struct
 
 import tvm
@@ -37,12 +38,15 @@ IMPORT_ERRORS = (
 """What TVM's importers, onnx and torch raise of a model that they cannot take: they have no class of their own for it."""
 
 
+_OPERATOR = re.compile(r'ir\.Op\(span=.*?name="([\w.]+)".*?support_level=\d+\)')
+_WIDTH = re.compile(r"\bT\.int64\((-?\d+)\)")
 _OMITTED = "# Metadata omitted. Use show_meta=True in script() method to show it."
 
 
 def last_line(error: Exception) -> str:
     """Return the last line of an error's text, with its type where the text alone says nothing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("# from tvm")]
+    text = _WIDTH.sub(r"\1", _OPERATOR.sub(r"\1", str(error)))  # an operator is printed with all that TVM knows of it
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("# from tvm")]
     if not lines:
         return type(error).__name__
     if _OMITTED in lines[-1]:  # a sentence of TVM's, with a script in it

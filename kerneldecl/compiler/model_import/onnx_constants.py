@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kerneldecl.compiler.model_import.onnx_types import types_in
@@ -33,7 +34,7 @@ def with_known_constants(model: Any) -> Any:
     while waiting:
         node = waiting.popleft()
         if node.op_type == "If" and node.input[0] in values:
-            waiting.extendleft(reversed(_branch(node, bool(values[node.input[0]].item()))))
+            waiting.extendleft(reversed(branch_of(node, bool(values[node.input[0]].item()))))
             continue
         found = [] if outputs & set(node.output) else _values(node, values, stand_ins, model)
         if not found:
@@ -46,7 +47,7 @@ def with_known_constants(model: Any) -> Any:
     return folded
 
 
-def _branch(node: Any, condition: bool) -> list[Any]:
+def branch_of(node: Any, condition: bool) -> list[Any]:
     """Return the nodes of the branch that an If takes, and those that name its results; ONNX wants names unique in all of a graph."""
     import onnx
 
@@ -82,14 +83,21 @@ class _StandIn(NamedTuple):
 
 def _values(node: Any, values: dict[str, Any], stand_ins: dict[str, _StandIn], model: Any) -> list[Any]:
     """Return the arrays that a node gives; none where they are not known."""
+    given = [name for name in node.input if name]
+    unread = {"Shape": given[:1], "Size": given[:1], "CastLike": given[1:]}.get(node.op_type, [])
+    stand = {name: stand_ins[name] for name in unread if name in stand_ins}
+    return evaluated(
+        node, {**values, **{name: each.array for name, each in stand.items() if each.is_static or node.op_type == "CastLike"}}, model
+    )
+
+
+def evaluated(node: Any, values: Mapping[str, Any], model: Any) -> list[Any]:
+    """Return the arrays that a node of a model gives of arrays, by the names of its inputs; none where it cannot be computed here."""
     import numpy as np
 
     if node.domain not in {"", "ai.onnx"} or node.op_type in _RANDOM or _has_graph(node) or "" in node.output:
         return []
     given = [name for name in node.input if name]
-    unread = {"Shape": given[:1], "Size": given[:1], "CastLike": given[1:]}.get(node.op_type, [])
-    stand = {name: stand_ins[name] for name in unread if name in stand_ins}
-    values = {**values, **{name: each.array for name, each in stand.items() if each.is_static or node.op_type == "CastLike"}}
     if any(name not in values for name in given) or (not given and node.op_type != "Constant"):
         return []
     found = [np.asarray(each) for each in _computed(node, {name: values[name] for name in given}, model) if each is not None]

@@ -18,6 +18,7 @@ from kerneldecl.compiler.graph.rewriting import dtype_of
 from kerneldecl.compiler.model_import import (
     onnx_casts,
     onnx_elementwise,
+    onnx_fused_norms,
     onnx_quantized,
     onnx_reductions,
     onnx_resize,
@@ -174,6 +175,9 @@ OPERATORS: Mapping[str, Converter] = {
     "QLinearConv": _q_linear_conv,
     "QLinearMatMul": _q_linear_matmul,
     "ReverseSequence": onnx_shapes.reverse_sequence,
+    "SimplifiedLayerNormalization": onnx_fused_norms.simplified_layer_norm,
+    "SkipLayerNormalization": onnx_fused_norms.skip_layer_norm,
+    "SkipSimplifiedLayerNormalization": onnx_fused_norms.skip_simplified_layer_norm,
     "Upsample": onnx_resize.upsample,
     **{kind: functools.partial(recurrent, kind) for kind in ("RNN", "GRU", "LSTM")},
 }

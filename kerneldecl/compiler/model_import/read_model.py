@@ -22,22 +22,56 @@ from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, graph_passes
 from kerneldecl.compiler.graph.rule_use import Fuses, fuses_nothing
 from kerneldecl.compiler.input_values import allowed_values
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.compiler.model_import.from_onnx import from_onnx
+from kerneldecl.compiler.model_import.from_onnx import from_onnx, sized_from_onnx
 from kerneldecl.compiler.model_import.from_torch import from_torch
 from kerneldecl.compiler.model_import.half_precision import half_precision
-from kerneldecl.compiler.model_import.model_error import ModelError, last_line
+from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
 
-def read_model(model: str | Path, *, dims: Sequence[str] = (), dtype: str = "") -> tvm.IRModule:
+def read_model(
+    model: str | Path, *, dims: Sequence[str] = (), dtype: str = "", sizes: dynamic_shapes.Buckets | None = None
+) -> tvm.IRModule:
     """Return a model as a Relax module, as `kerneldecl extract` reads it; raise ModelError where it is none.
 
     `model` is a file, or module:attribute of Python. `dims` name the dynamic dimensions of a torch program, whose file has lost
-    the names, in the order in which its inputs have them. `dtype` makes a half-precision model of a float32 one.
+    the names, in the order in which its inputs have them. `dtype` makes a half-precision model of a float32 one. `sizes` are those of
+    `extract --dim`: the model dispatches to a copy of itself for each combination of them (`read_sized`).
     """
+    if sizes:
+        return read_sized(model, sizes, dtype)
     found = _read(str(model), dims)
     return half_precision(found, dtype) if dtype else found
+
+
+def read_sized(model: str | Path, sizes: dynamic_shapes.Buckets, dtype: str = "") -> tvm.IRModule:
+    """Return a model that dispatches to a copy of itself for each combination of sizes of its dynamic dimensions.
+
+    An ONNX file is read once for each, with these sizes: what its nodes compute of them is known then, so that a copy can be read where the
+    model for any sizes cannot. Raise ModelError where the model cannot be read or lacks a dimension.
+    """
+    path = Path(model)
+    if path.suffix != ".onnx" or not path.is_file():
+        return with_shape_buckets(read_model(model, dims=tuple(sizes), dtype=dtype), sizes)
+    found = sized_from_onnx(path, sizes)
+    if dtype:
+        copies = tuple((each, half_precision(mod, dtype)) for each, mod in found.copies)
+        found = found._replace(whole=None if found.whole is None else half_precision(found.whole, dtype), copies=copies)
+    if found.whole is not None and (reason := _why_not_any(found.whole)):
+        found = found._replace(whole=None, why_none=reason)
+    return dynamic_shapes.with_sized_copies(found)
+
+
+def _why_not_any(mod: tvm.IRModule) -> str:
+    """Return why a model of dynamic extents cannot be lowered, as a sentence; empty where it can, as one whose extents are all known."""
+    if dynamic_shapes.has_all_extents(mod):
+        return ""
+    try:
+        left = unlowered(fused(mod))
+    except IMPORT_ERRORS as error:
+        return f"TVM does not lower it for others: {last_line(error)}"
+    return f"TVM does not lower {', '.join(left)} for others" if left else ""
 
 
 def _read(model: str, dims: Sequence[str]) -> tvm.IRModule:
