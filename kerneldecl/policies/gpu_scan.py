@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 from kerneldecl.analysis.scan import (
+    DTYPES,
     GROUP_TILES,
     MAX_PARTS,
     RESIDENT_THREADS,
@@ -20,7 +21,6 @@ from kerneldecl.analysis.scan import (
     GpuScanTilesParams,
     ScanSizes,
     scan_of,
-    takes,
 )
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import RIVAL_EVERY, interleaved
@@ -84,7 +84,7 @@ STRIP_BYTES, STRIP_COST = 256, 0.08
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the parameters with the least predicted time; nothing for what is no cumulative sum."""
     sizes, gpu = scan_of(space), arch.the_gpu
-    if sizes is None or not takes(sizes):
+    if sizes is None or sizes.dtype not in DTYPES:
         return ()
     fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if params.fits(sizes, gpu))
     parts = ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
