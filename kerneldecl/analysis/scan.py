@@ -15,8 +15,6 @@ DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int32", "int64
 """Of X and Y, which are alike."""
 MAX_OFFSET = 2**31
 """Elements that 32-bit offsets address."""
-MAX_GRID = 2**31
-"""Thread blocks of a kernel."""
 MAX_PARTS = 1024
 """Parts of a row whose sums one thread block adds up."""
 
@@ -86,12 +84,11 @@ class GpuScanParams(NamedTuple):
     def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
         """Say whether a kernel with these parameters can be built, and each part has elements."""
         return (
-            sizes.dtype in DTYPES
+            takes(sizes)
             and self.threads % WARP_LANES == 0
             and 0 < self.threads <= gpu.max_threads_per_block
             and 1 <= self.unroll <= 16
             and 1 <= self.parts <= MAX_PARTS
-            and self.blocks(sizes) * self.parts < MAX_GRID
             and (self.parts - 1) * self.part(sizes) < sizes.extent
         )
 
@@ -273,7 +270,7 @@ class GpuScanColumnsParams(NamedTuple):
 
 
 def takes(sizes: ScanSizes) -> bool:
-    """Say whether the kernels that read each element once compute such a sum; those of `gpu_scan` and `cpu_scan` take any of `DTYPES`."""
+    """Say whether the kernels compute such a sum."""
     return sizes.dtype in DTYPES and sizes.elements < MAX_OFFSET
 
 
