@@ -9,13 +9,26 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from emulation import emulate
 from onnx import helper, numpy_helper
+from support.compilers import needs_nvcc
 from tvm import relax
 
+from kerneldecl.arrays import poisoned, random_array, relative_error
+from kerneldecl.compiler.canonical import canonical_module, signature_of
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import.from_onnx import module_of_model
 from kerneldecl.compiler.model_import.half_precision import half_precision
 from kerneldecl.compiler.model_import.read_model import called, function_problem, fused
+from kerneldecl.compiler.model_import.recurrent_steps import MADE_OF
+from kerneldecl.compiler.reference import expected_outputs
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch
+from kerneldecl.policies import gpu_elementwise
+from kerneldecl.signature import Arg
+from kerneldecl.templates import gpu_elementwise as template
 
+H200 = load_arch(STANDARD, "h200")
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 BATCH, INPUTS, HIDDEN = 3, 5, 4
 
@@ -124,3 +137,20 @@ def test_a_half_precision_model_has_the_functions_of_that_dtype(kind: str) -> No
     found = called(fused(mod))
     assert len(found) == len(called(fused(module_of_model(model_of(kind, steps=20)[0]))))
     assert {str(param.dtype) for _, func, _ in found for param in func.params} == {"float16", "int64"}
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("kind", "name"), [("LSTM", "lstm_cell"), ("LSTM", "lstm_hidden"), ("GRU", "gru_hidden_of_new")])
+def test_functions_of_elements_are_right_on_the_emulated_gpu(kind: str, name: str) -> None:
+    """By the first proposal of the elementwise policy: a function that reads the step's number from an argument needs no fallback."""
+    found = called(fused(half_precision(module_of_model(model_of(kind, steps=20)[0]), "float16")))
+    func = next(func for _, func, _ in found if len(func.params) > 4 and name in str(func.attrs[MADE_OF]))
+    mod = canonical_module(func)
+    first, *_ = gpu_elementwise.propose(iter_space(mod), H200, 1)
+    made = template.apply(mod, dict(first.candidate.params), H200)
+    assert made is not None
+    rng, args = np.random.default_rng(5), [Arg(f"x{at}", shape, dtype) for at, (shape, dtype) in enumerate(signature_of(func))]
+    inputs = [np.array([7]) if arg.dtype == "int64" else random_array(rng, arg) for arg in args[:-1]]
+    *_, got = emulate(made.mod["main"], *inputs, poisoned(args[-1]))
+    (want,) = expected_outputs(func, inputs, args[-1:])
+    assert relative_error(got, want) < 2e-3
