@@ -76,5 +76,8 @@ def _largest(array: Array) -> float:
 
 
 def _largest_of(part: Array) -> float:
-    wide = np.abs(part.astype(np.float64, copy=False))
-    return float(np.max(wide, initial=0.0, where=np.isfinite(wide)))
+    ends = float(part.min()), float(part.max())
+    if all(map(math.isfinite, ends)):
+        return max(map(abs, ends))
+    finite = part[np.isfinite(part)]
+    return max(abs(float(finite.min())), abs(float(finite.max()))) if finite.size else 0.0
