@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kerneldecl.analysis.cpu_params import CpuRowsParams
-from kerneldecl.analysis.scan import scan_of, takes
+from kerneldecl.analysis.long_scan import takes_any
+from kerneldecl.analysis.scan import scan_of
 from kerneldecl.model import Arch, Cpu, IterSpace, Proposal
 from kerneldecl.policies.cpu.traffic_secs import Stream, Timed, ranked, stream_secs
 from kerneldecl.policies.shared.traffic import moved_bytes
@@ -26,7 +27,7 @@ MOST_COLUMNS = 16
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return both ways, the one with the least predicted time first; nothing for what is no cumulative sum."""
     sizes = scan_of(space)
-    return () if sizes is None or not takes(sizes) else ranked("cpu_scan", _timed(space, arch.the_cpu), top_k)
+    return () if sizes is None or not takes_any(sizes) else ranked("cpu_scan", _timed(space, arch.the_cpu), top_k)
 
 
 def _timed(space: IterSpace, cpu: Cpu) -> Iterator[Timed]:

@@ -50,6 +50,13 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     return ranked("gpu_elementwise", arch.the_gpu, [*tiles, *_vectors(space, arch.the_gpu, is_across=across is not None)], top_k)
 
 
+def in_vectors(space: IterSpace, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
+    """Return vectors for a function each of whose elements is made of one of each operand, in the order of memory; nothing for others."""
+    if len(space.outputs) != 1 or len(space.blocks[-1].writes) != 1 or any(transposed_extents(block) is not None for block in space.blocks):
+        return ()
+    return ranked("gpu_elementwise", gpu, _vectors(space, gpu, is_across=False), top_k)
+
+
 def transposed_extents(block: Block) -> tuple[int, int] | None:
     """Return the extents of the axes that an operand and the output are contiguous along, where these differ."""
     along = contiguous_axis(block, block.writes[0])

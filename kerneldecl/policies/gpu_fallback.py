@@ -20,9 +20,15 @@ UNROLLED = 4
 with it (H200, 2026-11)."""
 
 
+LONGEST_SECS = 20.0
+"""Predicted seconds of a call from which on nothing is proposed: the verification of several calls ends after 20 s by default. Such are
+sums of as many elements for each result as there are results, of a row of millions."""
+
+
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return sizes of a thread block; every function has a schedule where a thread reduces alone."""
-    return ranked("gpu_fallback", arch.the_gpu, _sizes(space, arch.the_gpu), top_k)
+    """Return sizes of a thread block; every function has a schedule where a thread reduces alone. Nothing where no call would end."""
+    found = ranked("gpu_fallback", arch.the_gpu, _sizes(space, arch.the_gpu), top_k)
+    return tuple(proposal for proposal in found if proposal.predicted_secs <= LONGEST_SECS)
 
 
 def _sizes(space: IterSpace, gpu: Gpu) -> Iterator[Timed]:

@@ -34,10 +34,11 @@ from kerneldecl.policies.gpu.time_model import (
     ranked,
     touched_share,
 )
+from kerneldecl.policies.gpu_elementwise import in_vectors
 from kerneldecl.policies.shared.reduction import is_across, streamed_reduction
 from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, largest, moved_bytes, operand_bytes, points
 
-TEMPLATES = ("gpu_reduce",)
+TEMPLATES = ("gpu_reduce", "gpu_elementwise")
 AUTO = {"cuda": 75}
 
 BLOCK_THREADS = (256, 128, 512, 1024)
@@ -85,7 +86,11 @@ UNPACK_FLOPS = 16.0
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return schedules of the one reduction of a function; nothing where there are several, or operands are used again and again."""
     block = streamed_reduction(space)
-    return () if block is None else ranked("gpu_reduce", arch.the_gpu, tilings(space, block, arch.the_gpu), top_k)
+    if block is None:
+        return ()
+    # One element is copied: in vectors, which threads that reduce do not store.
+    copied = in_vectors(space, arch.the_gpu, top_k) if points(block, "reduce") == 1 and len(block.reads) == 1 else ()
+    return (*copied, *ranked("gpu_reduce", arch.the_gpu, tilings(space, block, arch.the_gpu), top_k))[:top_k]
 
 
 def tilings(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int] = ()) -> Iterator[Timed]:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from kerneldecl.analysis.long_scan import fits, takes_any
 from kerneldecl.analysis.scan import (
     GROUP_TILES,
     MAX_PARTS,
@@ -20,7 +21,6 @@ from kerneldecl.analysis.scan import (
     GpuScanTilesParams,
     ScanSizes,
     scan_of,
-    takes,
 )
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import RIVAL_EVERY, interleaved
@@ -84,9 +84,9 @@ STRIP_BYTES, STRIP_COST = 256, 0.08
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the parameters with the least predicted time; nothing for what is no cumulative sum."""
     sizes, gpu = scan_of(space), arch.the_gpu
-    if sizes is None or not takes(sizes):
+    if sizes is None or not takes_any(sizes):
         return ()
-    fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if params.fits(sizes, gpu))
+    fitting = (params for params in dict.fromkeys(_choices(sizes, gpu)) if fits(params, sizes, gpu))
     parts = ranked("gpu_scan", gpu, ((params._asdict(), _works(sizes, params, gpu)) for params in fitting), top_k)
     once = _strips(sizes, gpu, top_k) if sizes.inner > 1 else _tiles(sizes, gpu, top_k)
     # Parts are read twice: where tiles are faster and there are many ways to read those, few parts are worth a try.

@@ -12,16 +12,19 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+LEFT_SECS = 60.0
+"""Seconds after which a killed process is left behind: a driver may keep one whose kernel does not end."""
 _ROUNDS = 20
 """Most often that processes are looked for: one that is about to fork has a child that the last look has not seen."""
 
 
 def end_all(leader: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill a process, its group, and all that inherited `mark`, a variable with a value of its own, from it; wait for it."""
+    """Kill a process, its group, and all that inherited `mark`, a variable with a value of its own, from it; wait for it, not for ever."""
     if leader.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(leader.pid, signal.SIGKILL)
-        leader.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            leader.wait(LEFT_SECS)
     for _ in range(_ROUNDS):
         found = list(_marked(mark.encode()))
         if not found:

@@ -20,6 +20,7 @@ from kerneldecl.arrays import PERIOD, Array, is_float, random_array, row_scales
 from kerneldecl.plugins.find import is_own
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule
+from kerneldecl.runners import input_range
 from kerneldecl.runners.special_values import NAN, REPEATED_HUGE, has_infinity, in_range, large, small, sprinkled
 from kerneldecl.signature import Signature
 
@@ -82,12 +83,11 @@ def make_reference_data(spec: WorkloadSpec) -> ReferenceData:
     root = Path(spec["root"])
     rule = load_rule(root, spec["rule"]).of(root, spec["attrs"])
     signature, seed = rule.signature(), spec["seed"]
-    inputs = _inputs(rule, seed)
-    expected = _expected(rule, signature, inputs)
+    inputs, expected, halvings = _data(rule, _inputs(rule, seed))
     # A standard rule may compute nothing, such as the mean of an image of one pixel.
     if defect := vacuous(signature, inputs, expected, rule.flops() if is_own("rules", root, spec["rule"]) else 0):
         raise ValueError(f"rule {spec['rule']}: {defect}")
-    others = tuple(_other_sets(rule, signature, seed, ignores_nan=spec.get("nan") == "ignore"))
+    others = tuple(_other_sets(rule, seed, halvings, ignores_nan=spec.get("nan") == "ignore"))
     kept = _kept(rule, inputs, expected)
     return ReferenceData(signature, inputs, expected, others, rule.is_repeatable(), rule.rows_vary(), kept, rule.least_bytes())
 
@@ -102,6 +102,12 @@ def _inputs(rule: Rule, seed: int) -> tuple[Array, ...]:
         if array.shape != tuple(arg.shape):
             raise ValueError(f"inputs() returns {list(array.shape)} for {arg.name}, expected {list(arg.shape)}, as signature() has it")
     return (*made, *(random_array(rng, arg) for arg in signature.given[len(made) :]))
+
+
+def _data(rule: Rule, inputs: Sequence[Array]) -> tuple[tuple[Array, ...], tuple[Array, ...], int]:
+    """Return inputs, what the reference makes of them, and how often inputs were halved to keep that within the outputs' dtypes."""
+    signature = rule.signature()
+    return input_range.within_range(inputs, signature.given, lambda made: _expected(rule, signature, made), signature.outputs)
 
 
 def _expected(rule: Rule, signature: Signature, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -170,18 +176,18 @@ MANY_BYTES = 1 << 28
 """Inputs and outputs of a workload above which no set has infinities: references of large operators take seconds."""
 
 
-def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: bool) -> Iterator[DataSet]:
-    """Yield sets of inputs of other seeds; where the rule takes them, special values are among those in floating point."""
+def _other_sets(rule: Rule, seed: int, halvings: int, *, ignores_nan: bool) -> Iterator[DataSet]:
+    """Yield sets of inputs of other seeds, halved as often as the first; where the rule takes them, special values are among them."""
+    signature = rule.signature()
     if not rule.takes_special_values():
-        inputs = _inputs(rule, seed + 1)
-        expected = _expected(rule, signature, inputs)
+        inputs, expected, _ = _data(rule, input_range.halved(_inputs(rule, seed + 1), signature.given, halvings))
         yield DataSet(inputs, expected, " on other inputs", kept=_kept(rule, inputs, expected))
         return
     floats = [at for at, arg in enumerate(signature.given) if is_float(arg.dtype)]
     nan = () if ignores_nan else NAN
 
     def with_special(seed: int, values: Callable[[int, str], Sequence[float]], where: str, *, any_for_nan: bool) -> DataSet:
-        rng, inputs = np.random.default_rng(seed), list(_inputs(rule, seed))
+        rng, inputs = np.random.default_rng(seed), list(input_range.halved(_inputs(rule, seed), signature.given, halvings))
         for at in floats:
             if chosen := values(at, signature.given[at].dtype):
                 inputs[at] = sprinkled(rng, inputs[at], chosen)

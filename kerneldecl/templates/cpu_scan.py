@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder.ir import prim_func
 
-from kerneldecl.analysis.scan import takes
+from kerneldecl.analysis.long_scan import takes_any
 from kerneldecl.compiler.scan import ScanSpec, read_scan
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.cpu.vectors import loop, parallel
@@ -33,7 +33,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the sum as one custom kernel, or None where the function is none."""
     del arch
     spec = read_scan(mod)
-    return None if spec is None or not takes(spec.sizes) else build(spec, is_parallel=bool(params["parallel"]))
+    return None if spec is None or not takes_any(spec.sizes) else build(spec, is_parallel=bool(params["parallel"]))
 
 
 def build(spec: ScanSpec, *, is_parallel: bool) -> IRModule:

@@ -1,4 +1,4 @@
-"""Owns the schedule on GPUs of functions without reductions: elementwise operations, broadcasts, transposes.
+"""Owns the schedule on GPUs of functions without reductions: elementwise operations, broadcasts, transposes, reductions of one element.
 
 Knows nothing of policies or of any one operator.
 
@@ -22,6 +22,8 @@ from kerneldecl.model import Access, Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu import thread_loops
 from kerneldecl.templates.shared import blocks
 
+_OUTER_LOOPS = 3
+"""Loops around what a thread computes at once: over blocks, threads and its vectors."""
 MOST_LANES, MOST_BYTES = 8, 32
 """Elements and bytes of a vector at most whose elements are longer than a byte."""
 
@@ -41,12 +43,16 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, in_place: bool) -> 
     blocks.add_missing_loops(sch)
     kept = {sch.get(copy).name_hint for copy in copies}
     found = [leaf for leaf in blocks.leaves(sch) or () if sch.get(leaf.rv).name_hint not in kept]
-    if len(found) != 1 or found[0].block.is_reduction or len(found[0].block.writes) != 1:
+    if not found or len(found[-1].block.writes) != 1 or not all(leaf.block.is_reduction for leaf in found[:-1]):
+        return False
+    *ones, last = found
+    reducing = [leaf for leaf in found if leaf.block.is_reduction]
+    if reducing and (in_place or "tile" in params or any(leaf.extent_of("reduce") > 1 for leaf in reducing)):
         return False
     # 2. Tiles through shared memory, or vectors alone.
     if "tile" in params:
-        return not in_place and _tiles(sch, found[0], params)
-    return _vectors(sch, found[0], params, None if in_place else copies)
+        return not in_place and _tiles(sch, last, params)
+    return _vectors(sch, last, params, None if in_place else copies, ones)
 
 
 def _copies(sch: Schedule) -> list[Any]:
@@ -63,8 +69,13 @@ def _copies(sch: Schedule) -> list[Any]:
     return [rv for several in by_source.values() if len(several) > 1 for rv in several]
 
 
-def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copies: Sequence[Any] | None) -> bool:
-    """Give vectors to threads; `copies` are blocks to be computed in registers before, None to compute a block in place."""
+def _vectors(
+    sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copies: Sequence[Any] | None, ones: Sequence[blocks.Leaf] = ()
+) -> bool:
+    """Give vectors to threads; `copies` are blocks to be computed in registers before, None to compute a block in place.
+
+    So are `ones`, reductions of one element.
+    """
     threads, width, unroll = (blocks.count(params, name) for name in ("threads", "width", "unroll"))
     # The loops are those of a copy to the output, under which the block is moved: moving the copy would drop its predicate at the end.
     for block in copies or ():
@@ -78,7 +89,12 @@ def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copi
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     if copies is not None:
-        thread_loops.compute_under(sch, leaf.rv, iteration)
+        for one in ones:
+            sch.set_scope(one.rv, 0, "local")
+        for each in (leaf, *reversed(ones)):
+            thread_loops.compute_under(sch, each.rv, iteration)
+            for rolled in sch.get_loops(each.rv)[_OUTER_LOOPS:-1] if each.block.is_reduction else ():
+                sch.unroll(rolled)
         for block in copies:
             sch.compute_at(block, iteration, preserve_unit_loops=True)
             thread_loops.vectorize_copy(sch, block)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
+from kerneldecl.analysis.long_scan import fits
 from kerneldecl.analysis.scan import GpuScanParams
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.compiler.scan import read_scan
@@ -30,7 +31,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the sum as one function of one or two kernels, or None where these do not take it."""
     chosen = GpuScanParams(**{name: params[name] for name in GpuScanParams._fields})  # type: ignore[arg-type]
     spec = read_scan(mod)
-    if spec is None or not chosen.fits(spec.sizes, arch.the_gpu):
+    if spec is None or not fits(chosen, spec.sizes, arch.the_gpu):
         return None
     sizes = spec.sizes
     grid, smem = chosen.blocks(sizes) * chosen.parts, (spec.accum, smem_sums(sizes))

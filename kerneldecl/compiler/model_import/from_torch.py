@@ -30,6 +30,7 @@ from kerneldecl.compiler.model_import.torch_dtypes import with_torch_dtypes
 from kerneldecl.compiler.model_import.torch_images import IMAGES
 from kerneldecl.compiler.model_import.torch_indices import INDICES
 from kerneldecl.compiler.model_import.torch_pools import POOLS
+from kerneldecl.compiler.model_import.torch_recurrent import RECURRENT
 from kerneldecl.compiler.model_import.torch_reductions import REDUCTIONS
 from kerneldecl.compiler.model_import.torch_scatters import SCATTERS
 from kerneldecl.compiler.model_import.torch_slices import SLICES
@@ -45,6 +46,7 @@ _OWN = {
     **IMAGES,
     **INDICES,
     **POOLS,
+    **RECURRENT,
     **REDUCTIONS,
     **SCATTERS,
     **SLICES,
@@ -157,6 +159,9 @@ def _decomposed(program: Any) -> Any:
     table = torch.export.default_decompositions()
     for operator in _KEPT:
         table.pop(getattr(torch.ops.aten, operator).default, None)
+    for operator in RECURRENT:
+        name, _, overload = operator.partition(".")
+        table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
     return program.run_decompositions(table)
 
 

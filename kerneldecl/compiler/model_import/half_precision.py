@@ -14,6 +14,7 @@ from tvm import relax
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.float32_accumulation import WIDE, dtype_of, widened
+from kerneldecl.compiler.model_import.recurrent_steps import in_dtype_of
 
 HalfDtype = Literal["float16", "bfloat16"]
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
@@ -74,6 +75,7 @@ class _HalfPrecision(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyp
         super().__init__(mod)
         self._dtype = dtype
         self._constants: dict[Any, Any] = {}
+        self._functions = dict(mod.functions_items())
 
     def visit_function_(self, func: relax.Function) -> relax.Function:
         params = [self._param(param) for param in func.params]
@@ -95,7 +97,8 @@ class _HalfPrecision(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyp
             return call
         args = [self._as_half(arg) for arg in call.args]
         if not name.startswith("relax.") or name.startswith(("relax.call_", "relax.builtin.", "relax.vm.", "relax.memory.")):
-            return widened(self.builder_, relax.Call(call.op, args, call.attrs, call.ty_args), self._dtype)
+            made = in_dtype_of(self.builder_, self._functions[call.args[0]], args[1]) if name == "relax.call_tir" else None
+            return widened(self.builder_, relax.Call(call.op, args, call.attrs, call.ty_args), self._dtype) if made is None else made
         if name in _CONTRACTIONS and dtype_of(args[0]) == self._dtype:
             product = self.builder_.emit(relax.Call(call.op, args, _with_out_dtype(call.attrs), call.ty_args))
             return relax.op.astype(product, self._dtype)

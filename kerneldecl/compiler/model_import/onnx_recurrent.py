@@ -1,19 +1,21 @@
-"""Owns the converters of ONNX's RNN, GRU and LSTM: one step after the other, in both directions.
+"""Owns the converters of ONNX's RNN, GRU and LSTM, in both directions.
 
-Knows nothing of other operators, nor of files.
+Knows nothing of other operators, nor of what a step computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import relax
 from tvm.relax import op
 
 from kerneldecl.compiler.model_import.onnx_elementwise import text
+from kerneldecl.compiler.model_import.recurrent_layers import Weights, recurrent_layer, stacked
+from kerneldecl.compiler.model_import.recurrent_steps import Cell
 
-_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_GATES = {"RNN": "h", "GRU": "zrn", "LSTM": "iofg"}
 
 
 def recurrent(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -25,24 +27,18 @@ def recurrent(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str
     x, weights, recurrence, bias, initial = *given[:4], given[5:]
     steps, batch, _ = (int(extent) for extent in x.ty.shape)
     directions, hidden = int(weights.ty.shape[0]), int(attrs["hidden_size"])
-    dtype = str(x.ty.dtype.dtype)
+    cell = Cell(_GATES[kind], reset_first=not attrs.get("linear_before_reset"))
+    zeros = builder.emit(op.zeros((batch, hidden), str(x.ty.dtype.dtype)))
     outputs, finals = [], []
     for direction in range(directions):
         at = _Direction(builder, direction)
-        states = [
-            at.of(state) if state is not None else op.zeros((batch, hidden), dtype) for state in initial[: 2 if kind == "LSTM" else 1]
-        ]
-        parts = at.weights(kind, (weights, recurrence, bias), hidden, dtype)
+        states = [zeros if state is None else at.of(state) for state in initial[: 2 if kind == "LSTM" else 1]]
         is_reverse = direction == 1 or text(attrs.get("direction", "forward")) == "reverse"
-        found: list[Any] = [None] * steps
-        for step in range(steps)[:: -1 if is_reverse else 1]:
-            row = builder.emit(op.take(x, relax.const(step, "int64"), axis=0))
-            states = _STEPS[kind](builder, row, parts, [*states, attrs])
-            found[step] = states[0]
-        outputs.append(builder.emit(op.stack(found, axis=0)))
-        finals.append(states)
-    y = builder.emit(op.stack(outputs, axis=1))
-    return relax.Tuple([y, *(builder.emit(op.stack([states[i] for states in finals], axis=0)) for i in range(len(finals[0])))])
+        y, last = recurrent_layer(builder, cell, x, at.weights(weights, recurrence, bias), states, is_reverse=is_reverse)
+        outputs.append(builder.emit(op.reshape(y, (steps, 1, batch, hidden))))
+        finals.append(last)
+    whole = builder.emit(op.concat(outputs, axis=1)) if directions > 1 else outputs[0]
+    return relax.Tuple([whole, *(stacked(builder, [states[i] for states in finals]) for i in range(len(finals[0])))])
 
 
 def _batch_first(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -79,50 +75,10 @@ class _Direction:
     def of(self, x: Any) -> Any:
         return self._builder.emit(op.take(x, relax.const(self._direction, "int64"), axis=0))
 
-    def weights(self, kind: str, stacked: Sequence[Any], hidden: int, dtype: str) -> list[Any]:
-        """Return W and R with the inputs first, and the two halves of the bias."""
-        weights, recurrence, bias = stacked
-        transposed = [self._builder.emit(op.permute_dims(self.of(each))) for each in (weights, recurrence)]
-        size = _GATES[kind] * hidden
-        whole = self.of(bias) if bias is not None else op.zeros((2 * size,), dtype)
-        return [*transposed, *(self._builder.emit(op.strided_slice(whole, [0], [start], [start + size])) for start in (0, size))]
-
-
-def _parts(builder: Any, x: Any, count: int) -> list[Any]:
-    found = builder.emit(op.split(x, count, axis=-1)) if count > 1 else None
-    return [builder.emit(relax.TupleGetItem(found, i)) for i in range(count)] if found is not None else [x]
-
-
-def _projected(builder: Any, x: Any, weights: Any, bias: Any) -> Any:
-    return builder.emit(op.add(builder.emit(op.matmul(x, weights)), bias))
-
-
-def _rnn(builder: Any, x: Any, given: Sequence[Any], states: Sequence[Any]) -> list[Any]:
-    (w, r, wb, rb), (h, _) = given, states
-    return [builder.emit(op.tanh(op.add(_projected(builder, x, w, wb), _projected(builder, h, r, rb))))]
-
-
-def _gru(builder: Any, x: Any, given: Sequence[Any], states: Sequence[Any]) -> list[Any]:
-    (w, r, wb, rb), (h, attrs) = given, states
-    zx, rx, hx = _parts(builder, _projected(builder, x, w, wb), 3)
-    zh, rh, hh = _parts(builder, _projected(builder, h, r, rb), 3)
-    update, reset = (builder.emit(op.sigmoid(op.add(a, b))) for a, b in ((zx, zh), (rx, rh)))
-    if not attrs.get("linear_before_reset"):
-        last = _parts(builder, r, 3)[2], _parts(builder, rb, 3)[2]
-        hh = _projected(builder, builder.emit(op.multiply(reset, h)), *last)
-    else:
-        hh = builder.emit(op.multiply(reset, hh))
-    new = builder.emit(op.tanh(op.add(hx, hh)))
-    return [builder.emit(op.add(new, op.multiply(update, op.subtract(h, new))))]
-
-
-def _lstm(builder: Any, x: Any, given: Sequence[Any], states: Sequence[Any]) -> list[Any]:
-    (w, r, wb, rb), (h, c, _) = given, states
-    gates = builder.emit(op.add(_projected(builder, x, w, wb), _projected(builder, h, r, rb)))
-    i, o, f, new = _parts(builder, gates, 4)
-    kept = op.multiply(op.sigmoid(f), c)
-    cell = builder.emit(op.add(kept, op.multiply(op.sigmoid(i), op.tanh(new))))
-    return [builder.emit(op.multiply(op.sigmoid(o), op.tanh(cell))), cell]
-
-
-_STEPS: Mapping[str, Callable[[Any, Any, Sequence[Any], Sequence[Any]], list[Any]]] = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
+    def weights(self, weights: Any, recurrence: Any, bias: Any) -> Weights:
+        """Return this direction's weights, and the two halves of its bias."""
+        inputs, state = self.of(weights), self.of(recurrence)
+        if bias is None:
+            return Weights(inputs, state)
+        whole, size = self.of(bias), int(weights.ty.shape[1])
+        return Weights(inputs, state, *(self._builder.emit(op.strided_slice(whole, [0], [start], [start + size])) for start in (0, size)))

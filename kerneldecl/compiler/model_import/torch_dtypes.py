@@ -13,7 +13,7 @@ from tvm import relax
 
 from kerneldecl.compiler.model_import.torch_contractions import HALF, dtype_of
 
-WIDE = frozenset({"einsum", "grid_sampler_2d", "gru", "linalg_vector_norm", "lstm", "rnn_tanh"})
+WIDE = frozenset({"einsum", "grid_sampler_2d", "linalg_vector_norm"})
 """Operators, without their overload, that TVM's converters write as several, with half-precision sums among them."""
 _PROMOTED = frozenset({"add", "cat", "clamp", "concat", "div", "div_", "maximum", "minimum", "mul", "stack", "sub", "where"})
 """Operators whose operands TVM's converters take to have one dtype, and torch promotes to that of the result."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 import pytest
 from support.iter_spaces import H200, matmul
 
+from kerneldecl.runners.group import end_all
 from kerneldecl.runners.process import PRINTED_BYTES, STDERR_TAIL_BYTES, Worker
 from kerneldecl.serial import to_json
 
@@ -147,3 +149,18 @@ def test_a_worker_ends_where_its_parent_does(ask: Asked, worker: Worker) -> None
     os.close(worker._lifeline)
     worker._lifeline = -1
     assert process.wait(20) == -signal.SIGIO
+
+
+class Stuck(subprocess.Popen[bytes]):
+    """A process that a driver keeps after it was killed, as far as one sees that waits for it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("stuck", timeout)
+        return super().wait()
+
+
+def test_a_build_does_not_wait_for_ever_for_a_process_that_was_killed() -> None:
+    process = Stuck(["sleep", "1000"], start_new_session=True)
+    end_all(process, "KERNELDECL_WORKER=none")
+    assert process.wait() == -signal.SIGKILL

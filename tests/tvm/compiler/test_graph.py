@@ -176,6 +176,19 @@ def test_a_permutation_of_ones_is_a_view_and_global_pooling_a_mean() -> None:
     assert after(module(build), SimplifyShapes()) == {"mean": 1, "reshape": 1}
 
 
+@pytest.mark.parametrize("operator", ["sum", "mean", "max", "min", "prod"])
+def test_a_reduction_of_one_element_is_a_view(operator: str) -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        one = builder.emit(getattr(relax.op, operator)(x, [0, 2]))
+        return relax.op.nn.relu(one)
+
+    assert after(module(build, (1, 6, 1, 5)), SimplifyShapes(), shape=(1, 6, 1, 5)) == {"reshape": 1, "relu": 1}
+
+
+def test_a_reduction_of_several_elements_stays() -> None:
+    assert after(module(lambda _, x: relax.op.sum(x, [0, 1]), (1, 6, 5)), SimplifyShapes(), shape=(1, 6, 5)) == {"sum": 1}
+
+
 def test_pooling_to_more_than_a_pixel_stays() -> None:
     assert after(module(lambda _, x: nn.adaptive_avg_pool2d(x, (3, 4))), SimplifyShapes()) == {"adaptive_avg_pool2d": 1}
 
