@@ -9,7 +9,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import every
 from support.unoptimised import unoptimised
@@ -22,7 +22,6 @@ from kerneldecl.compiler.cuda import cuda_program
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.rule import Rule
-from kerneldecl.toolchain import nvcc
 
 ROOT = REPOSITORY
 ARCH = load_arch(ROOT, "host")
@@ -170,6 +169,6 @@ def test_blocks_compile_for_gpus_without_spills(policy: str, attrs: dict[str, An
     first, *_ = load_module("policies", ROOT, policy).propose(iter_space(function), arch, 1)
     scheduled = apply_candidate(ROOT, function, first.candidate, arch)
     assert scheduled is not None
-    usage = nvcc.compile_cubin(cuda_program(scheduled.mod, arch, "kernel").source, sm).usage
+    usage = compiled_cubin(cuda_program(scheduled.mod, arch, "kernel").source, sm).usage
     assert usage
     assert not any(each.spill_bytes for each in usage.values())

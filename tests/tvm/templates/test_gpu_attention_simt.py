@@ -11,7 +11,7 @@ from emulation import EmulationError
 from support import emulated_attention
 from support.attention_cases import SMALL
 from support.attention_simt_cases import ATTENTIONS, FLOAT32, PLAIN
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.emulated_attention import error, flawed, growing_scores, rule_of
 from support.repository import REPOSITORY
 from support.thinned import only
@@ -105,7 +105,7 @@ def test_one_of_the_first_proposals_does_not_spill(name: str, arch: str) -> None
     for proposal in policy.propose(iter_space(mod), gpu, 2):
         made = gpu_attention_simt.apply(mod, dict(proposal.candidate.params), gpu)
         assert made is not None
-        cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FAST_MATH_FLAGS)
+        cubin = compiled_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FAST_MATH_FLAGS)
         if not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values()):
             return
     pytest.fail("both spill")

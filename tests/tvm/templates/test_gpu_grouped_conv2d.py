@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import emulate
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.grouped_conv_cases import CONVOLUTIONS, PARAMS, PLAIN, SIMT_CONVOLUTIONS, SIMT_PARAMS
 from support.repository import REPOSITORY
 from support.thinned import only
@@ -24,7 +24,6 @@ from kerneldecl.policies import gpu_grouped_conv2d as policy
 from kerneldecl.templates import gpu_grouped_conv2d, gpu_grouped_conv2d_simt
 from kerneldecl.templates.gpu.grouped_conv_config import sizes_of
 from kerneldecl.templates.gpu.read_grouped_conv import read_grouped_convolution
-from kerneldecl.toolchain import nvcc
 
 TEMPLATES: dict[str, ModuleType] = {"gpu_grouped_conv2d": gpu_grouped_conv2d, "gpu_grouped_conv2d_simt": gpu_grouped_conv2d_simt}
 H200 = load_arch(REPOSITORY, "h200")
@@ -103,7 +102,7 @@ def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
     made = TEMPLATES[first.candidate.template].apply(mod, dict(first.candidate.params), gpu)
     assert made is not None
     sm = gpu.the_gpu.wgmma_arch or str(dict(gpu.tvm_target)["arch"])
-    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm)
+    cubin = compiled_cubin(cuda_source(made, gpu, "kernel"), sm)
     assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values()), first.candidate
 
 

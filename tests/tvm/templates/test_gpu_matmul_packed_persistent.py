@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import Kernel
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import at, only
 
@@ -106,7 +106,7 @@ def test_computes_what_the_rule_does(name: str) -> None:
     for seed in (1, 2):
         result = kernel(*inputs, np.full(out.shape, np.nan).astype(numpy_dtype(out.dtype)), seed=seed)[-1]
         assert relative_error(result, np.asarray(rule.reference(*inputs))) <= rule.tolerance()
-    usage = nvcc.compile_cubin(kernel.source, "sm_90a").usage.values()
+    usage = compiled_cubin(kernel.source, "sm_90a").usage.values()
     assert not any(each.stack_bytes + each.spill_bytes for each in usage)
 
 
@@ -134,7 +134,7 @@ def test_the_first_choice_compiles_without_spills(gpu: str, target: str, attrs: 
     arch, sizes = load_arch(ROOT, gpu), {"n": 8192, "k": 8192, **attrs}
     first, *_ = proposed(sizes, gpu, 100)
     mod = made(sizes, dict(first.candidate.params), arch)
-    cubin = nvcc.compile_cubin(cuda_source(mod, arch, "kernel"), target, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS))
+    cubin = compiled_cubin(cuda_source(mod, arch, "kernel"), target, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS))
     [usage] = cubin.usage.values()
     params = PersistentParams(**dict(first.candidate.params))  # type: ignore[arg-type]
     assert usage.stack_bytes + usage.spill_bytes == 0

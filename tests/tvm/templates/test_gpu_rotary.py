@@ -55,7 +55,7 @@ def test_what_the_rule_lowers_to_is_recognised(interleaved: str, pairs: bool) ->
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("attrs", "first"), [({}, True), ({"pairs": True}, True), ({"tokens": 100, "heads": 8, "dtype": "float32"}, False)], ids=str
+    ("attrs", "first"), at({0, 2}, [({}, True), ({"pairs": True}, True), ({"tokens": 100, "heads": 8, "dtype": "float32"}, False)]), ids=str
 )
 def test_candidates_apply_and_do_not_spill(attrs: dict[str, Any], first: bool, tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(**{"batch": 4, "tokens": 2048, "heads": 32, "size": 128, "dtype": "bfloat16"} | attrs))

@@ -50,7 +50,7 @@ def check(rule: Rule, params: dict[str, Value], x: np.ndarray) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("name", "attrs", "params"), at({0, 1, 3}, CASES), ids=str)
+@pytest.mark.parametrize(("name", "attrs", "params"), at({0, 3}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(name, **attrs)
     (x,) = rule.inputs(np.random.default_rng(3))
