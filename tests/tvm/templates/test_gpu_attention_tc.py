@@ -58,6 +58,7 @@ def test_growing_scores_shrink_earlier_results() -> None:
     assert error(attrs, inputs, results(attrs, ONE, inputs)) <= 1
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_rows_that_see_no_key_are_zero() -> None:
     """The additive mask hides all keys from some rows, all but the first from others, and the last ones from all."""

@@ -249,6 +249,7 @@ def test_split_k_compiles(n: int, tmp_path: Path) -> None:
     assert built.launches[0].grid == (2 * -(-n // 64), 1, 3)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_fragments_of_an_image_stay_in_registers(tmp_path: Path) -> None:
     mod = lowered("conv2d", n=8, f=64, h=224, w=224, c=3, kh=7, kw=7, stride=2, padding=3, dtype="float16")
@@ -340,6 +341,7 @@ print(json.dumps(sorted(hashes)))
 """
 
 
+@pytest.mark.slow
 def test_traces_replay_from_a_database_in_another_process(tmp_path: Path) -> None:
     database = JSONDatabase(work_dir=str(tmp_path))
     hashes = []

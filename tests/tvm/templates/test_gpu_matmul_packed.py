@@ -102,7 +102,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
 }
 OF_EACH_KIND = (
     "one row, in bulk, thread blocks that share rows, L2 prefetch",
-    "31 rows, scaled weights, a scale for each column, a cluster with a short end",
     "thirteen rows that stay, zero points, a cluster with a short end, rows beyond n",
 )
 

@@ -172,7 +172,7 @@ def test_proposed_kernels_can_be_launched(template: str, rule: str, attrs: dict[
             assert launch["blockIdx.x"] < 2**31
 
 
-@pytest.mark.parametrize(("template", "rule", "attrs"), LARGE, ids=name_of)
+@pytest.mark.parametrize(("template", "rule", "attrs"), every(2, LARGE), ids=name_of)
 def test_first_candidates_read_global_memory_in_vectors(template: str, rule: str, attrs: dict[str, Any]) -> None:
     _, mod = lowered(rule, attrs)
     first = next(schedules(template, mod))

@@ -192,7 +192,7 @@ def test_a_mean_far_from_zero_costs_no_precision() -> None:
 @pytest.mark.parametrize(
     ("name", "attrs", "gpu"),
     at(
-        {1, 3},
+        {1},
         [
             (*LONG[0], "h200"),
             (*LONG[1], "h200"),

@@ -141,7 +141,7 @@ def test_a_mean_far_from_zero_costs_no_precision_on_a_gpu() -> None:
         assert relative_error(on_gpu(rule, params, inputs), rule.reference(*inputs)) <= rule.tolerance()
 
 
-@pytest.mark.parametrize("attrs", at({0, 2, 4}, [UNET, UNET | {"shape": (2, 320, 64, 64), "axis": 1}, *SHAPES]), ids=name_of)
+@pytest.mark.parametrize("attrs", at({0, 2}, [UNET, UNET | {"shape": (2, 320, 64, 64), "axis": 1}, *SHAPES]), ids=name_of)
 def test_all_proposals_fit(attrs: dict[str, Any]) -> None:
     rule = rule_of(attrs)
     mod = canonical.lower(rule)

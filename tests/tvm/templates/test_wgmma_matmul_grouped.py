@@ -146,6 +146,7 @@ def test_a_missing_wait_is_noticed(pattern: str, words: str, monkeypatch: pytest
         results(kernel_of({}, {}), rule, rule.inputs(np.random.default_rng(0)))
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     ("number", "dtype"), at({4}, [*((number, "bfloat16") for number in (0, 3, 6, 9)), *((number, "float8_e4m3fn") for number in (0, 2))])
