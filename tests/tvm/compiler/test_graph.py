@@ -233,6 +233,7 @@ def test_an_image_that_two_convolutions_read_is_transposed_once() -> None:
     assert transposes(build) == 1
 
 
+@pytest.mark.slow
 def test_a_module_of_any_number_of_images_is_rewritten_as_well() -> None:
     images = tvm.tirx.Var("n", "int64")
     found = after(module(network, (images, *IMAGE[1:])), *GRAPH_PASSES)

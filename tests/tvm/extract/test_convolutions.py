@@ -142,6 +142,7 @@ def test_transposed_convolutions_of_sequences_have_no_rule(tmp_path: Path) -> No
     assert of(extracted(tmp_path, nn.ConvTranspose1d(3, 8, 4, 2, 1), nn.BatchNorm1d(8), shape=(1, 3, 9))) == []
 
 
+@pytest.mark.slow
 def test_volumes_are_convolved_by_rule_conv3d(tmp_path: Path) -> None:
     first = nn.Conv3d(3, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.MaxPool3d(2)
     second = nn.Conv3d(8, 4, (1, 3, 3), stride=(1, 2, 2), padding=(0, 1, 1), bias=False)

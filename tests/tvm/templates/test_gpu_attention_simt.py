@@ -97,6 +97,7 @@ def test_a_missing_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         results(attrs, {}, rule_of(attrs).inputs(np.random.default_rng(0)))
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("arch", only(("h200",), ("a100-80gb", "rtx-4090", "h200")))
 @pytest.mark.parametrize("name", only(("few heads",), SHAPES))

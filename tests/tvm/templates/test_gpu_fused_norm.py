@@ -122,6 +122,7 @@ def test_a_row_of_zeros_is_zeros_with_a_scale_that_is_not() -> None:
     assert (scale > 0).all()
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     ("shape", "dtype"),

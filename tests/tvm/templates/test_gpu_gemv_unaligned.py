@@ -89,6 +89,7 @@ def test_what_the_rule_lowers_to_is_recognised(attrs: dict[str, Any]) -> None:
 SHAPES = [{"n": 8193, "k": 4097}, {"n": 8691, "k": 1017, "layout": "t"}, {"n": 77, "k": 30001}, {"n": 30001, "k": 77}]
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("attrs", at({0, 1}, SHAPES), ids=str)
 def test_candidates_apply_and_the_first_does_not_spill(attrs: dict[str, Any], tmp_path: Path) -> None:

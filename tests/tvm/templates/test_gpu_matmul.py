@@ -211,15 +211,18 @@ SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster_group": 8}
 @needs_nvcc
 @pytest.mark.parametrize(
     ("arch", "attrs", "params"),
-    every(
-        4,
-        ["a100-80gb", "l4", "h200", "b200"],
+    at(
+        {3, 5, 14},
         [
-            ({"dtype": "float16", "layout": "nt"}, WIDE),
-            ({"dtype": "float16", "layout": "nn", "accum_dtype": "float16"}, SQUARE),
-            ({"dtype": "bfloat16", "layout": "tn", "epilogue": ("bias", "gelu")}, {**SQUARE, "stages": 2, "smem_epilogue": 1}),
-            ({"dtype": "int8", "layout": "nt"}, {**SQUARE, "block_k": 64}),
-            ({"dtype": "float16", "layout": "tn"}, {**WIDE, "double_buffer": 1}),
+            (arch, *case)
+            for arch in ("a100-80gb", "l4", "h200", "b200")
+            for case in (
+                ({"dtype": "float16", "layout": "nt"}, WIDE),
+                ({"dtype": "float16", "layout": "nn", "accum_dtype": "float16"}, SQUARE),
+                ({"dtype": "bfloat16", "layout": "tn", "epilogue": ("bias", "gelu")}, {**SQUARE, "stages": 2, "smem_epilogue": 1}),
+                ({"dtype": "int8", "layout": "nt"}, {**SQUARE, "block_k": 64}),
+                ({"dtype": "float16", "layout": "tn"}, {**WIDE, "double_buffer": 1}),
+            )
         ],
     ),
 )
@@ -228,18 +231,21 @@ def test_accumulators_stay_in_registers(attrs: dict[str, Any], params: dict[str,
     assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, **attrs), params, gpu, tmp_path)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_double_buffered_fragments_stay_in_registers(tmp_path: Path) -> None:
     params = {**TC, "block_m": 32, "block_n": 128, "block_k": 128, "warps_m": 1, "double_buffer": 1}
     assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, dtype="float16"), params, H200, tmp_path)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_ragged_integers_compile(tmp_path: Path) -> None:
     mod = matmul(129, 66, 80, dtype="int8", layout="nt")
     assert_no_stack(gpu_matmul_tc, mod, {**TC, "block_k": 64, "stages": 2}, H200, tmp_path)
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("n", at({0}, [63, 66, 64]))
 def test_split_k_compiles(n: int, tmp_path: Path) -> None:
@@ -296,6 +302,7 @@ LIMITED_VECTORS = [
 """Dtypes whose widest vectors CUDA lacks in part: float8 cannot be stored one by one; bfloat16 before 8.0 is eight 32-bit integers."""
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(("name", "attrs"), LIMITED_VECTORS)
 def test_narrow_floats_on_cuda_cores_compile(name: str, attrs: dict[str, Any]) -> None:
@@ -307,6 +314,7 @@ def test_narrow_floats_on_cuda_cores_compile(name: str, attrs: dict[str, Any]) -
     assert compiled_cubin(program.source, program.arch, program.flags).usage
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_split_k_on_cuda_cores_compiles(tmp_path: Path) -> None:
     schedule = gpu_matmul_simt.apply(matmul(128, 128, 5000, dtype="float32", layout="nt"), {**SIMT, "stages": 2, "split_k": 3}, H200)

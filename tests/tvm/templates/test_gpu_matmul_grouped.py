@@ -86,6 +86,7 @@ def test_offsets_that_are_none_touch_nothing_outside() -> None:
     results(plain_kernel(), rule, [a, b, np.array((50, 20, -7, 2**31 - 1, -(2**31)), np.int32)])
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("number", only((0,), range(0, 10, 2)))
 def test_no_spills(number: int) -> None:

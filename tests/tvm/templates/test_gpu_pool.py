@@ -104,6 +104,7 @@ def test_kernels_load_and_compare_vectors_after_their_wait(tmp_path: Path) -> No
     assert sum("MNMX" in each for each in operations) <= 4 * (9 * 2 + 4 * 2)
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("op", at({0}, ["max", "mean"]))
 def test_proposals_have_registers_for_the_threads_that_the_model_counts(op: str) -> None:

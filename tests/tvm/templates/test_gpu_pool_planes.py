@@ -145,6 +145,7 @@ def test_rows_that_begin_anywhere_are_copied_by_16_bytes(tmp_path: Path) -> None
     assert all(each.startswith("LDS") for each in operations[1 + len(copies) :])
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("attrs", at({1}, [RESNET, ODD, TINY, RESNET | {"op": "mean"}]))
 def test_proposals_have_registers_for_the_threads_that_the_model_counts(attrs: dict[str, Any]) -> None:

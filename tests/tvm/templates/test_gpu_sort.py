@@ -65,6 +65,7 @@ def test_equal_elements_and_nan_are_sorted_in_their_order(descending: bool, dtyp
     check(rule_of("sort", shape=x.shape, dtype=dtype, descending=descending), {"threads": 32, "items": 8}, x)
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("dtype", at({0}, ["float32", "float16"]))
 def test_candidates_apply_and_do_not_spill(dtype: str, tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def test_a_mean_far_from_zero_costs_no_precision() -> None:
         assert relative_error(computed(rule, params(4, 32, 4, cluster), inputs), rule.reference(*inputs)) <= rule.tolerance()
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     ("name", "attrs", "gpu"),

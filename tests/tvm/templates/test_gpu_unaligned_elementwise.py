@@ -190,6 +190,7 @@ def test_odd_rows_are_predicted_to_take_little_longer_than_even_ones() -> None:
         assert first(4095, name, **attrs) < 1.15 * first(4096, name, **attrs)
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("gpu", at({1}, ["t4", "h200"]))
 def test_the_first_candidate_does_not_spill(gpu: str, tmp_path: Path) -> None:

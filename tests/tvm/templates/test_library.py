@@ -294,6 +294,7 @@ def test_what_a_call_is_linked_with_is_in_the_keys_of_what_is_measured_of_it(
     assert [new == old for new, old in zip(built(), before, strict=True)] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_attention_by_cudnn_links_and_says_what_is_missing_without_a_device(tmp_path: Path) -> None:
     mod = canonical.lower(rule_of("attention", ATTENTION))
     called = library_attention.apply(mod, {"library": "cudnn", "version": "9.19", "engine": 0}, load_arch(STANDARD, "h200"))

@@ -38,6 +38,7 @@ def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     assert error(wgmma_conv2d, rule_of(attrs), CONV_PARAMS | params, H200) <= 1
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     "params", at({1}, [{}, {"block_m": 256, "block_n": 128}, PINGPONG | {"block_m": 128, "block_n": 128, "stages": 5}])

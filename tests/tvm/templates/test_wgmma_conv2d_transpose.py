@@ -36,6 +36,7 @@ def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     assert error(wgmma_conv2d_transpose, rule_of(attrs), CONV_PARAMS | params, H200) <= 1
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_first_choices_registers_suffice() -> None:
     mod = canonical.lower(rule_of(UPSAMPLING | DECODER))

@@ -48,6 +48,7 @@ def test_computes_what_the_rule_does_in_any_order(name: str) -> None:
     assert all(result.tobytes() == results[0].tobytes() for result in results)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_partial_accumulators_are_added_without_spills() -> None:
     mod = made({"m": 8192, "n": 8192, "k": 8192}, {"block_n": 256, "stages": 4, "cluster_m": 2}, 132)

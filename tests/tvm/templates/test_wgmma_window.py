@@ -52,6 +52,7 @@ def test_what_is_beside_a_window_does_not_reach_its_result(attrs: dict[str, Any]
     assert (np.isfinite(got[0]) == ~sees[:, :, None]).all()
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("params", at({1}, [{"blocks": 4}, {"mma_tiles": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}]))
 def test_registers_suffice(params: dict[str, Any]) -> None:
