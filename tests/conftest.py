@@ -22,7 +22,7 @@ from support.spaces import FAKES, REAL, Space
 
 # The same examples on every run and no deadline: a busy machine must not fail a build.
 settings.register_profile("thorough", derandomize=True, deadline=None)
-settings.register_profile("fixed", settings.get_profile("thorough"), max_examples=30)
+settings.register_profile("fixed", settings.get_profile("thorough"), max_examples=20)
 settings.load_profile("fixed")
 
 MOST_AT_ONCE = 8
@@ -64,12 +64,16 @@ def _frame_info(frame: Any, context: int = 1) -> inspect.Traceback:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without looking for garbage, of which there is none: each process that runs tests collects all, a million objects."""
+    """Collect without looking for garbage, of which there is none: each process that runs tests collects all, a million objects.
+
+    Later garbage is looked for seldom: what tests import and keep is large beside what each of them leaves.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()
 
 

@@ -27,15 +27,15 @@ def test_from_init_to_verify(space: Space) -> None:
     """One workspace through every command, as its owner would go."""
     wrote = space.run("init")
     assert "wrote workloads.toml" in wrote.stdout
-    assert "there is one already" in space.run("init", code=2).stderr
+    assert "there is one already" in space.run_here("init", code=2).stderr
     for old, new in SMALL_INIT.items():
         space.edit("workloads.toml", old, new)
 
-    assert space.run("check").stdout == "2 entries declared, no mistakes\n"
-    stale = space.run("check", "--stale", code=3)
+    assert space.run_here("check").stdout == "2 entries declared, no mistakes\n"
+    stale = space.run_here("check", "--stale", code=3)
     assert "2 out of date: projection[m=4]@host, projection[m=8]@host" in stale.stderr
 
-    planned = space.run_json("plan")
+    planned = space.run_json_here("plan")
     assert planned["summary"] == {"hit": 0, "miss": 9}
     assert {tuple(sorted(action)) for action in planned["actions"]} == {
         ("causes", "key", "kind", "reason", "state", "steps", "target", "workload")
@@ -53,8 +53,8 @@ def test_from_init_to_verify(space: Space) -> None:
     assert (again.stdout, again.stderr) == ("2 entries: 2 up to date\n", "")
     assert space.run("build", "--locked").stdout == again.stdout
     assert space.artifact_files() == before
-    assert space.run_json("plan")["summary"] == {"hit": 9, "miss": 0}
-    space.run("check", "--stale")
+    assert space.run_json_here("plan")["summary"] == {"hit": 9, "miss": 0}
+    space.run_here("check", "--stale")
 
     verified = space.run_json("verify")
     assert [(entry["name"], entry["ok"]) for entry in verified["artifacts"][0]["entries"]] == [

@@ -16,7 +16,7 @@ from support.spaces import REAL, Space
 def test_a_build_leaves_its_events_and_a_trace(space: Space) -> None:
     space.write(REAL)
     followed, trace = space.root / "followed.jsonl", space.root / "trace.json"
-    assert "no build has run here" in space.run("log", "last", code=10).stderr
+    assert "no build has run here" in space.run_here("log", "last", code=10).stderr
     space.run("build", "--events", str(followed))
     lines = [json.loads(line) for line in followed.read_text().splitlines()]
     assert (space.root / "cache" / "events.jsonl").read_text() == followed.read_text()
@@ -26,7 +26,7 @@ def test_a_build_leaves_its_events_and_a_trace(space: Space) -> None:
     assert {line["request"].split()[0] for line in ran} >= {"lower", "propose", "build", "prepare", "verify", "sample", "confirm"}
     assert {line["process"].rsplit(" ", 1)[0] for line in ran} == {"compile", "policy", "measure cpu"}
 
-    told = space.run_json("log", "last", "--trace", str(trace))
+    told = space.run_json_here("log", "last", "--trace", str(trace))
     assert {each["entry"] for each in told["entries"]} == tuned
     assert sum(each["count"] for each in told["requests"]) == len(ran)
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
@@ -35,7 +35,7 @@ def test_a_build_leaves_its_events_and_a_trace(space: Space) -> None:
     assert all(event["ts"] >= -1e3 and event["ts"] + event["dur"] <= whole["dur"] + 1e3 for event in events), "nothing outside of the build"
 
     space.run("build")
-    assert space.run_json("log", "last")["requests"] == told["requests"], "a build with nothing to do leaves the log of the one before"
+    assert space.run_json_here("log", "last")["requests"] == told["requests"], "a build with nothing to do leaves the log of the one before"
 
 
 @pytest.mark.slow

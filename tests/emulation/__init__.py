@@ -60,12 +60,7 @@ class Kernel:
         lowered = host.lower(func, change)
         self.source = lowered.source
         self.program = "\n".join(['#include "machine.h"', ptx.translate(lowered.source), host.main_of(lowered)])
-        self._binary = _folder(self) / "kernel"
-        source = self._binary.with_suffix(".cpp")
-        source.write_text(self.program, encoding="utf-8")
-        machine = _machine()
-        _compile([*_FLAGS, *_HOOKS, f"-I{machine.parent}", f"-I{HERE}", f"-I{_headers()}", "-c", str(source), "-o", f"{self._binary}.o"])
-        _compile([f"{self._binary}.o", str(machine), "-o", str(self._binary)])
+        self._binary = _compiled(self.program)
 
     def __call__(self, *arguments: np.ndarray, seed: int = 1, timeout_secs: float = 120) -> list[np.ndarray]:
         with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +69,7 @@ class Kernel:
                 path.write_bytes(np.ascontiguousarray(argument).tobytes())
             try:
                 done = subprocess.run(
-                    [str(self._binary), str(seed)], cwd=folder, capture_output=True, text=True, timeout=timeout_secs, check=False
+                    [str(self._binary.path), str(seed)], cwd=folder, capture_output=True, text=True, timeout=timeout_secs, check=False
                 )
             except subprocess.TimeoutExpired:
                 raise EmulationError(f"no end after {timeout_secs} s") from None
@@ -100,11 +95,24 @@ def _headers() -> Path:
     return next(folder for folder in folders if (folder / "cuda_fp16.h").is_file())
 
 
-def _folder(owner: Any) -> Path:
-    """Return a folder that lasts as long as its owner."""
-    folder = tempfile.mkdtemp()
-    weakref.finalize(owner, shutil.rmtree, folder)
-    return Path(folder)
+class _Binary:
+    """A program in a folder that lasts as long as this does."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, folder)
+        self.path = Path(folder) / "kernel"
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(program: str) -> _Binary:
+    """Return a program compiled. The last ones are kept: a test runs its kernel with several inputs and seeds."""
+    binary, machine = _Binary(), _machine()
+    source, made = binary.path.with_suffix(".cpp"), binary.path.with_suffix(".o")
+    source.write_text(program, encoding="utf-8")
+    _compile([*_FLAGS, *_HOOKS, f"-I{machine.parent}", f"-I{HERE}", f"-I{_headers()}", "-c", str(source), "-o", str(made)])
+    _compile([str(made), str(machine), "-o", str(binary.path)])
+    return binary
 
 
 @functools.cache

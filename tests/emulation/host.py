@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm
 from tvm.sym import Analyzer
-from tvm.tirx.build import split_host_device_mods, tir_to_runtime
+from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from kerneldecl.compiler.passes.dependent_launch import with_declared_pdl
 from kerneldecl.compiler.passes.nan import gives_nan, with_nan_in_cuda
@@ -35,7 +35,7 @@ def lower(func: Any, change: Callable[[Any], Any] = lambda device: device, arch:
     attrs = func.attrs or {}
     pipeline = "s_tir" if bool(attrs.get("s_tir", False)) else "tirx"
     target = tvm.target.Target({"kind": "cuda", "arch": arch}, host=tvm.target.Target("llvm"))
-    lower_all, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline(pipeline)
+    lower_all, _, finalize_device = tvm.tirx.get_tir_pipeline(pipeline)
     before = os.environ.get("TVM_COMPILE_FORCE_FALLBACK")
     os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"  # leave CUDA source as it is
     try:
@@ -44,13 +44,13 @@ def lower(func: Any, change: Callable[[Any], Any] = lambda device: device, arch:
             host, devices = split_host_device_mods(lower_all(bound))
             [(device_target, device)] = devices.items()
             host, device = with_declared_pdl(host, device)
-            library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(change(device))}, tvm.target.Target("llvm"))
+            library = codegen_build(finalize_device()(change(device)), device_target)  # LLVM would compile what is only read here
     finally:
         os.environ.pop("TVM_COMPILE_FORCE_FALLBACK")
         if before is not None:
             os.environ["TVM_COMPILE_FORCE_FALLBACK"] = before
     [main] = [function for function in host.functions.values() if bool((function.attrs or {}).get("tirx.is_entry_func", False))]
-    source = str(library.imports[0].inspect_source("cuda"))
+    source = str(library.inspect_source("cuda"))
     if any(map(gives_nan, device.functions.values())):
         source = with_nan_in_cuda(source, in_one=True)
     return Lowered(nvcc.with_vectors_of_eight(source), tuple(_Reader().read(main.body)), len(func.params))

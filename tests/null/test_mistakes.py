@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.in_this_process import workers_here
 from support.mistakes import ARCH_TARGET, ARCHS, BASE, COMMANDS, DECLARATIONS, POLICIES, POLICY_ENTRY, RULE_ENTRY, RULES, Command, Mistake
 from support.spaces import Space
 
@@ -61,7 +62,8 @@ def test_a_mistake_in_an_arch(space: Space, mistake: Mistake) -> None:
 
 @pytest.mark.parametrize("wrong", COMMANDS, ids=lambda wrong: " ".join(wrong.typed))
 def test_a_mistake_on_the_command_line(space: Space, wrong: Command) -> None:
-    done = space.command(*wrong.typed)
+    with workers_here():  # some ask for a model, which a worker reads
+        done = space.command(*wrong.typed)
     assert done.code == wrong.code, done
     (line,) = (done.err or done.out).splitlines()
     assert wrong.says in line

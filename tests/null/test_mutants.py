@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.mutants import KINDS, Mutants, mutated_json, run_mutants
 
-FAST, SLOW = 10, 1_000
+FAST, SLOW = 6, 1_000
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ Knows nothing of which of both is right.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -14,10 +15,12 @@ from replay import project, replay
 from replay.difference import RENEW, difference, report, space_difference
 from replay.frozen import Line, Lists, Names, read_lists, read_names, read_spaces
 from replay.renaming import names_difference, with_renamed
-from replay.workloads import read_workloads
+from replay.workloads import Workload, read_workloads
 
 WORKLOADS = read_workloads()
 QUICK = ("h200", "server")
+FEW = 2
+"""Workloads of each policy whose proposals are compared by default."""
 ARCHS = list(dict.fromkeys(arch for each in WORKLOADS for arch in each.archs))
 NOT_FROZEN_POLICIES = {
     "auto": "names other policies; which ones and in which order is frozen before all workloads",
@@ -49,12 +52,39 @@ def candidates(kind: str) -> list[tuple[str, Line]]:
     return [(policy, line) for (workload, policy), lines in several if workload != replay.EVERYTHING for line in lines]
 
 
-@pytest.mark.parametrize("arch", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS])
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
 def test_policies_propose_what_is_frozen(arch: str) -> None:
-    names, found = read_names(), replay.proposals(WORKLOADS, arch, read_spaces())
+    compare_proposals(arch, read_lists("proposals", arch), WORKLOADS)
+
+
+@pytest.mark.parametrize("arch", QUICK)
+def test_policies_propose_what_is_frozen_for_the_first_workloads_of_each(arch: str) -> None:
     frozen = read_lists("proposals", arch)
+    few = first_of_each_policy(frozen)
+    kept = {key: lines for key, lines in frozen.items() if key[0] in {*few, replay.EVERYTHING}}
+    compare_proposals(arch, kept, [each for each in WORKLOADS if each.text in few])
+
+
+def compare_proposals(arch: str, frozen: Lists, workloads: list[Workload]) -> None:
+    names, found = read_names(), replay.proposals(workloads, arch, read_spaces())
     renamed = with_renamed(names, [found], frozen)
     compare(arch, frozen, replay.proposal_lists(found, arch, renamed), renamed, list(names_difference(names, renamed)))
+
+
+def first_of_each_policy(lists: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the workloads before which one of their policies occurs in fewer than so many."""
+    met: Counter[str] = Counter()
+    policies: dict[str, list[str]] = {}
+    for workload, policy in lists:
+        policies.setdefault(workload, []).append(policy)
+    del policies[replay.EVERYTHING]
+    found = set()
+    for workload, several in policies.items():
+        if any(met[policy] < FEW for policy in several):
+            found.add(workload)
+        met.update(several)
+    return found
 
 
 @pytest.mark.slow

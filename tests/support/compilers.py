@@ -9,10 +9,12 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from kerneldecl.compiler.cuda_headers import headers_for
 from kerneldecl.errors import ToolchainError
 from kerneldecl.toolchain import nvcc
 
@@ -27,6 +29,11 @@ def missing() -> str:
 
 
 needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def compiled_cubin(source: str, arch: str, flags: Sequence[str] = nvcc.FLAGS) -> nvcc.Cubin:
+    """Return what nvcc makes of a source as builds have it made: with the declarations that it needs in the place of CUDA's headers."""
+    return nvcc.compile_cubin(source, arch, flags, headers_for(arch, flags))
 
 
 def _disassembler() -> str | None:

@@ -6,13 +6,16 @@ Knows nothing of which of them are to pass.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import tvm
 from onnx import numpy_helper
+from onnx.backend.test.case import node
 from onnx.backend.test.loader import load_model_tests
 from tvm import relax
 
@@ -47,6 +50,23 @@ bfloat16."""
 def cases() -> dict[str, Any]:
     with np.errstate(all="ignore"):
         return {case.name: case for case in load_model_tests(kind="node")}
+
+
+def case_of(name: str) -> Any:
+    """Return one case. Its module computes what it expects when it is imported: those alone are imported that may have it."""
+    flat = name.replace("_", "")
+    with np.errstate(all="ignore"):
+        for path in map(Path, sorted(_texts())):
+            if path.stem.replace("_", "") in flat or f'"{name.removesuffix("_expanded")}"' in _texts()[str(path)]:
+                importlib.import_module(f"{node.__name__}.{path.stem}")
+    return next((case for case in node._NodeTestCases if case.name == name), None) or cases()[name]
+
+
+@functools.cache
+def _texts() -> dict[str, str]:
+    """Return the text of each module with cases, by path."""
+    paths = (path for folder in node.__path__ for path in Path(folder).glob("[!_]*.py"))
+    return {str(path): path.read_text(encoding="utf-8") for path in paths}
 
 
 def as_it_is(case: Any) -> tuple[Any, list[Any]]:

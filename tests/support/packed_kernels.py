@@ -13,7 +13,7 @@ from emulation import Kernel
 from kerneldecl.arrays import numpy_dtype, relative_error
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule
-from kerneldecl.toolchain import nvcc
+from support.compilers import compiled_cubin
 from support.repository import REPOSITORY
 
 
@@ -33,7 +33,7 @@ def check(mod: Any, rule: Rule, *, has_prefetch: bool) -> None:
     assert "::multiply" in behind
     for seed in (1, 2):
         assert error(kernel, rule, seed) <= rule.tolerance()
-    usage = nvcc.compile_cubin(kernel.source, "sm_90a").usage.values()
+    usage = compiled_cubin(kernel.source, "sm_90a").usage.values()
     assert not any(each.stack_bytes + each.spill_bytes for each in usage)
 
 

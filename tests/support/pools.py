@@ -11,11 +11,11 @@ from typing import Any
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_program
-from kerneldecl.compiler.cuda_headers import headers_for
 from kerneldecl.model import Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.toolchain import nvcc
+from support.compilers import compiled_cubin
 from support.repository import REPOSITORY
 
 H200 = load_arch(REPOSITORY, "h200")
@@ -29,4 +29,4 @@ def cubin_of(template: ModuleType, attrs: Mapping[str, Any], params: Mapping[str
     mod = template.apply(canonical.lower(rule_of(**attrs)), params, H200)
     assert mod is not None
     program = cuda_program(mod, H200, "kernel")
-    return nvcc.compile_cubin(program.source, program.arch, program.flags, headers_for(program.arch, program.flags))
+    return compiled_cubin(program.source, program.arch, program.flags)

@@ -286,7 +286,7 @@ def _artifacts(space: Space, version: int, targets: set[str]) -> dict[str, Any]:
     return files
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [5, pytest.param(25, marks=pytest.mark.slow)])
 def test_incremental_builds_give_what_clean_builds_give(examples: int) -> None:
     limits = settings(
         max_examples=examples,

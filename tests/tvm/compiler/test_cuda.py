@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.cuda_process import LOAD, answer
-from support.thinned import at, every
+from support.thinned import at
 from tvm import te
 from tvm.s_tir import dlight
 
@@ -132,7 +132,14 @@ def cast(dtype: str, out_dtype: str, width: int) -> tvm.IRModule:
 @needs_nvcc
 @pytest.mark.parametrize(
     ("dtype", "out_dtype", "width"),
-    every(3, [("float8_e4m3fn", "float32"), ("float16", "float8_e4m3fn"), ("int8", "float8_e5m2")], [1, 8, 16]),
+    at(
+        {4},
+        [
+            (*dtypes, width)
+            for dtypes in (("float8_e4m3fn", "float32"), ("float16", "float8_e4m3fn"), ("int8", "float8_e5m2"))
+            for width in (1, 8, 16)
+        ],
+    ),
 )
 def test_gpus_without_instructions_for_float8_have_cudas_headers_convert_it(
     dtype: str, out_dtype: str, width: int, store: LocalStore
@@ -453,7 +460,7 @@ extern "C" __global__ void kernel(int* out) { out[rank()] = %s; }
 
 @needs_nvcc
 @needs_nvdisasm
-@pytest.mark.parametrize(("op", "dtype"), every(2, ["max", "min"], ["float16", "bfloat16"]))
+@pytest.mark.parametrize(("op", "dtype"), at({1}, [("min", "float16"), ("max", "bfloat16"), ("max", "float16"), ("min", "bfloat16")]))
 def test_the_maximum_of_two_16_bit_numbers_is_one_instruction(op: str, dtype: str, tmp_path: Path) -> None:
     """As TVM writes it, each waits for a comparison and a choice."""
     rule = load_rule(ARCHS.parent.parent, "reduce").of(ARCHS.parent.parent, {"op": op, "shape": (512, 1024), "axes": (1,), "dtype": dtype})
@@ -485,7 +492,7 @@ extern "C" __global__ void kernel(half* out, half x) { *out = max(*out, x); }
 @needs_nvcc
 @pytest.mark.parametrize(
     ("value", "slow"),
-    [("rank()", 0), ("cooperative_groups::this_grid().size()", 1), ("(int)sizeof(cuda::barrier<cuda::thread_scope_block>)", 1)],
+    at({0}, [("rank()", 0), ("cooperative_groups::this_grid().size()", 1), ("(int)sizeof(cuda::barrier<cuda::thread_scope_block>)", 1)]),
 )
 def test_slow_headers_are_read_where_something_of_them_is_used(value: str, slow: int) -> None:
     source = RANKED % value

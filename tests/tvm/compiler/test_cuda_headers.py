@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.compilers import needs_nvcc
+from support.thinned import at
 
 from kerneldecl.compiler import cuda_headers
 from kerneldecl.compiler.cuda_headers import headers_for
@@ -54,7 +55,7 @@ def not_read(*_: object) -> str:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("arch", "flags"), [("sm_80", nvcc.FLAGS), (ARCH, nvcc.FAST_MATH_FLAGS)])
+@pytest.mark.parametrize(("arch", "flags"), at({0}, [("sm_80", nvcc.FLAGS), (ARCH, nvcc.FAST_MATH_FLAGS)]))
 def test_a_source_gives_the_cubin_that_it_gives_with_the_headers(arch: str, flags: tuple[str, ...]) -> None:
     headers = headers_for(arch, flags)
     assert headers is not None

@@ -141,6 +141,7 @@ np.save("output.npy", machine["main"](*(tvm.runtime.tensor(arrays[name]) for nam
 """
 
 
+@pytest.mark.slow
 def test_another_process_reuses_the_database_with_tvm_alone(tuned: tuple[Path, tvm.IRModule], tmp_path: Path) -> None:
     x = RNG.standard_normal((16, 32), dtype=np.float32)
     np.savez(tmp_path / "inputs.npz", x, PARAMS["w"], PARAMS["b"])

@@ -27,6 +27,7 @@ STREAM_K = "matmul_float16[layout=nt,m=8192,n=8192,k=8192]@h200"
 _MANY = [name for name in OF_EACH_KIND if name != "softmax@h200"]
 
 
+@pytest.mark.slow
 def test_the_host_of_a_stream_k_gemm_is_read_whole() -> None:
     """Workspaces, a kernel in front, descriptors, and a launch with clusters and PDL, in TVM's order."""
     host = host_calls(cuda_program(scheduled(entries()[STREAM_K]), entries()[STREAM_K].arch, "k").host, ["A", "B", "C"])
@@ -43,6 +44,7 @@ def test_the_host_of_a_stream_k_gemm_is_read_whole() -> None:
         assert (each.address, each.shape, each.strides_bytes) == (address, (8192, 8192), (16384,))
 
 
+@pytest.mark.slow
 def test_the_host_of_float8_attention_is_read_whole() -> None:
     """A kernel in front transposes V into a workspace, which a descriptor then names: its address is no argument's."""
     workload = next(each for each in declare(REPOSITORY / "benchmarks/attention").workloads if dict(each.attrs)["dtype"] == "float8_e4m3fn")

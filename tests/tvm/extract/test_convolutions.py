@@ -67,7 +67,7 @@ def test_sequences_are_convolved_by_rule_conv1d(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layers", "names", "expected"),
     at(
-        {0, 1},
+        {1},
         [
             # zeros on one side
             ((nn.ConstantPad1d((4, 0), 0.0), nn.Conv1d(6, 8, 5), nn.SiLU()), ("pads", "epilogue"), ("conv1d", [4, 0], ["bias", "silu"])),
@@ -95,9 +95,10 @@ class Normed(torch.nn.Module):  # type: ignore[misc]  # torch may be missing
         return self.second(torch.nn.functional.gelu(rows.transpose(1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "between"),
-    [((Normed,), "layer_norm"), ((lambda: nn.Conv1d(6, 8, 3), lambda: nn.MaxPool1d(2), lambda: nn.Conv1d(8, 4, 3)), "tensor_ir")],
+    at({0}, [((Normed,), "layer_norm"), ((lambda: nn.Conv1d(6, 8, 3), lambda: nn.MaxPool1d(2), lambda: nn.Conv1d(8, 4, 3)), "tensor_ir")]),
     ids=["layer norms", "pooling"],
 )
 def test_between_convolutions_of_sequences_nothing_is_transposed(layers: Any, between: str, tmp_path: Path) -> None:
@@ -119,6 +120,7 @@ def test_images_are_upsampled_by_rule_conv2d_transpose(tmp_path: Path) -> None:
     assert [table["rule"] for table in tables if table not in convolutions(tables)] == ["transpose"] * 2
 
 
+@pytest.mark.slow
 def test_a_batch_norm_goes_into_a_transposed_convolution(tmp_path: Path) -> None:
     layers = nn.ConvTranspose2d(6, 8, 2, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU()
     assert of(extracted(tmp_path, *layers, shape=(1, 6, 5, 3)), "epilogue") == [("conv2d_transpose", ["bias", "relu"])]
@@ -126,7 +128,7 @@ def test_a_batch_norm_goes_into_a_transposed_convolution(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "options",
-    at({0, 3}, [{"groups": 2}, {"dilation": 2}, {"stride": (2, 1)}, {"stride": 2, "padding": (1, 0)}, {"padding": 3, "stride": 2}]),
+    at({0}, [{"groups": 2}, {"dilation": 2}, {"stride": (2, 1)}, {"stride": 2, "padding": (1, 0)}, {"padding": 3, "stride": 2}]),
 )
 def test_transposed_convolutions_that_the_rule_does_not_take_stay(options: dict[str, Any], tmp_path: Path) -> None:
     layers = nn.Conv2d(6, 6, 3), nn.ConvTranspose2d(6, 8, 3, **options), nn.BatchNorm2d(8), nn.ReLU()
@@ -135,10 +137,12 @@ def test_transposed_convolutions_that_the_rule_does_not_take_stay(options: dict[
     assert "tensor_ir" in {table["rule"] for table in tables}
 
 
+@pytest.mark.slow
 def test_transposed_convolutions_of_sequences_have_no_rule(tmp_path: Path) -> None:
     assert of(extracted(tmp_path, nn.ConvTranspose1d(3, 8, 4, 2, 1), nn.BatchNorm1d(8), shape=(1, 3, 9))) == []
 
 
+@pytest.mark.slow
 def test_volumes_are_convolved_by_rule_conv3d(tmp_path: Path) -> None:
     first = nn.Conv3d(3, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.MaxPool3d(2)
     second = nn.Conv3d(8, 4, (1, 3, 3), stride=(1, 2, 2), padding=(0, 1, 1), bias=False)
@@ -149,6 +153,7 @@ def test_volumes_are_convolved_by_rule_conv3d(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_stride_for_each_side_of_an_image_is_the_rules(tmp_path: Path) -> None:
     tables = extracted(tmp_path, nn.Conv2d(3, 8, 3, stride=(2, 1), dilation=(1, 2)), shape=(1, 3, 9, 8))
     assert of(tables, "strides", "dilations") == [("conv2d", [2, 1], [1, 2])]

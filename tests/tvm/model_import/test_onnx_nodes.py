@@ -9,7 +9,7 @@ import itertools
 
 import onnx
 import pytest
-from support.onnx_nodes import cases, difference, with_constants
+from support.onnx_nodes import case_of, difference, with_constants
 from support.thinned import only
 
 from kerneldecl.compiler.model_import.from_onnx import module_of_model
@@ -68,7 +68,8 @@ REFUSED = {
     "name", only([names[0] for operator, names in OPERATORS.items() if operator not in LONG], itertools.chain(*OPERATORS.values()))
 )
 def test_a_node_gives_what_onnx_expects(name: str) -> None:
-    assert not difference(cases()[name], *with_constants(cases()[name]))
+    case = case_of(name)
+    assert not difference(case, *with_constants(case))
 
 
 def test_an_axis_may_be_a_number() -> None:
@@ -84,6 +85,6 @@ def test_an_axis_may_be_a_number() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_imported_names_operator_and_node(name: str) -> None:
     with pytest.raises(ModelError) as refusal:
-        module_of_model(with_constants(cases()[name])[0])
+        module_of_model(with_constants(case_of(name))[0])
     assert REFUSED[name] in refusal.value.sentence
     assert refusal.value.hint

@@ -60,11 +60,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("rule", "policy", "attrs"),
-    [
-        ("matmul", "wgmma_matmul", {"m": 4096, "n": 4096, "k": 1024, "layout": "nt", "dtype": "float16"}),
-        ("matmul", "wgmma_matmul", {"m": 20, "n": 4096, "k": 1024, "layout": "nt", "dtype": "bfloat16"}),
-        ("conv2d", "wgmma_conv2d", {"n": 2, "h": 64, "w": 64, "c": 320, "f": 320, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}),
-    ],
+    at(
+        {1},
+        [
+            ("matmul", "wgmma_matmul", {"m": 4096, "n": 4096, "k": 1024, "layout": "nt", "dtype": "float16"}),
+            ("matmul", "wgmma_matmul", {"m": 20, "n": 4096, "k": 1024, "layout": "nt", "dtype": "bfloat16"}),
+            ("conv2d", "wgmma_conv2d", {"n": 2, "h": 64, "w": 64, "c": 320, "f": 320, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}),
+        ],
+    ),
 )
 def test_the_first_proposals_have_room_for_a_residuals_tile(rule: str, policy: str, attrs: dict[str, Any]) -> None:
     """The time model and the template agree on whether TMA loads it."""
@@ -76,7 +79,7 @@ def test_the_first_proposals_have_room_for_a_residuals_tile(rule: str, policy: s
     assert sum("ldmatrix" in source for source in sources) >= 2
 
 
-@pytest.mark.parametrize("name", only(("few_rows", "pixels"), CASES))
+@pytest.mark.parametrize("name", only(("pixels",), CASES))
 def test_the_template_takes_every_candidate(name: str) -> None:
     rule, attrs = CASES[name]
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
@@ -86,9 +89,11 @@ def test_the_template_takes_every_candidate(name: str) -> None:
         assert apply_candidate(ROOT, mod, proposal.candidate, ARCH) is not None, proposal
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("size", [(64, 6144, 4096), (512, 11008, 4096), (1024, 1024, 1024), (1016, 3000, 2048)], ids=str)
+@pytest.mark.parametrize("dtype", at({0}, ["float16", "int8"]))
+@pytest.mark.parametrize("layout", at({1, 2}, ["nn", "nt", "tn", "tt"]))
+@pytest.mark.parametrize(
+    "size", at({0, 3}, [(each,) for each in [(64, 6144, 4096), (512, 11008, 4096), (1024, 1024, 1024), (1016, 3000, 2048)]]), ids=str
+)
 def test_every_candidate_builds_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
     m, n, k = size
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
@@ -105,7 +110,7 @@ def test_every_candidate_builds_a_kernel(size: tuple[int, int, int], layout: str
 @pytest.mark.parametrize(
     "name",
     only(
-        ("few_rows", "rows_of_any_length", "tfloat32_nn"),
+        ("few_rows", "tfloat32_nn"),
         ["small", "few_rows", "rows_of_any_length", "int8_scaled", "float16_accumulators", "tfloat32", "tfloat32_nn"],
     ),
 )
@@ -124,7 +129,7 @@ def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "attrs",
     at(
-        {0, 2},
+        {0},
         [
             {"m": 40, "n": 136, "k": 256, "dtype": "int8", "out_dtype": "float16", "epilogue": ("scale_rows", "scale_columns", "bias")},
             {"m": 130, "n": 72, "k": 128, "dtype": "int8", "out_dtype": "bfloat16", "epilogue": ("scale", "gelu")},

@@ -19,7 +19,7 @@ ARCH = load_arch(ROOT, "h200")
 ENTRIES = [workload for workload in declare(ROOT).workloads if workload.target == "h200"]
 
 
-@pytest.mark.parametrize("workload", every(3, [(workload,) for workload in ENTRIES]), ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", every(5, [(workload,) for workload in ENTRIES]), ids=lambda workload: workload.name)
 def test_first_choice_is_one_of_many_and_applies(workload: Workload) -> None:
     mod = canonical.lower(load_rule(ROOT, workload.rule).of(ROOT, dict(workload.attrs)))
     space = iter_space(mod)

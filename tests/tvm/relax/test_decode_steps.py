@@ -117,6 +117,7 @@ def attentions(mod: tvm.IRModule) -> list[dict[str, Any]]:
     return [{"rule": found[0], **found[1]} for found in rules if found is not None and found[0].startswith("attention")]
 
 
+@pytest.mark.slow
 def test_a_step_computes_what_torch_does(step: tuple[str, Path]) -> None:
     name, path = step
     mod = read_model.fused(read_model.read_model(str(path)), fuses=lambda _: True)
@@ -131,7 +132,7 @@ def test_a_step_computes_what_torch_does(step: tuple[str, Path]) -> None:
         np.testing.assert_allclose(got.numpy(), want.numpy(), atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("arch", "policy"), at({0, 2}, [("h200", "auto"), ("host", "auto"), ("host", "cpu_attention")]))
+@pytest.mark.parametrize(("arch", "policy"), at({0}, [("h200", "auto"), ("host", "auto"), ("host", "cpu_attention")]))
 def test_a_step_has_the_attention_that_its_target_has_a_kernel_for(step: tuple[str, Path], arch: str, policy: str) -> None:
     name, path = step
     fuses = fused_kernels.by_policies(ROOT, load_arch(ROOT, arch), policy)

@@ -186,7 +186,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     space = Space(tmp_path_factory.mktemp("net"))
     head = REAL["workloads.toml"].split("[[workload]]")[0]
     space.write({name: text for name, text in REAL.items() if name != "workloads.toml"})
-    said = space.write({"workloads.toml": head + ENTRIES}).run("build", "--jobs", "1").stdout
+    said = space.write({"workloads.toml": head + ENTRIES}).run_here("build", "--jobs", "1").stdout
     return space.artifact(), said
 
 

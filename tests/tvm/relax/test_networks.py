@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from support.networks.definitions import Network, NumpyOps, Weights, mlp_network, networks, small_networks
 from support.networks.relax_ops import module_of
 from support.spaces import REAL, Space
+from support.thinned import every
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
@@ -91,7 +92,7 @@ def test_functions_in_float32_are_those_of_standard_rules(tmp_path: Path) -> Non
     assert found["llama_prefill"]["rms_norm"] == 1
 
 
-@pytest.mark.parametrize("network", networks(), ids=name_of)
+@pytest.mark.parametrize("network", every(2, networks()), ids=name_of)
 def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> None:
     policies = {name: policy_of(func) for name, func, _ in read_model.called(read_model.fused(module_of(network)))}
     assert "gpu_fallback" not in policies.values()

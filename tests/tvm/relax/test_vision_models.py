@@ -13,7 +13,6 @@ import pytest
 import tvm
 from support.in_this_process import InThisProcess
 from support.spaces import Space
-from support.thinned import only
 from support.vision_models import saved_model
 from tvm import relax
 
@@ -56,7 +55,8 @@ def declared(space: Space) -> list[dict[str, Any]]:
     return tables
 
 
-@pytest.mark.parametrize("suffix", only((".pt2",), [".pt2", ".onnx"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 def test_all_of_resnet_but_its_pooling_is_standard_rules(suffix: str, tmp_path: Path) -> None:
     space, file = Space(tmp_path).write({"workloads.toml": HEAD}), tmp_path / f"net{suffix}"
     saved_model("resnet18", file, PIXELS)

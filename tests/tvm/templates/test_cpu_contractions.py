@@ -130,7 +130,7 @@ def check_gemm(mod: tvm.IRModule, sch: Any, layout: str, steps: tuple[str, ...])
 @pytest.mark.parametrize(
     ("layout", "shape", "params"),
     every(
-        3,
+        4,
         ["nn", "nt", "tn", "tt"],
         [
             ((32, 64, 48), {"block_m": 16, "block_n": 32}),
@@ -147,7 +147,7 @@ def test_every_layout_matches_numpy(layout: str, shape: tuple[int, int, int], pa
     check_matmul(params, *shape, layout, epilogue=("bias", "relu"))
 
 
-@pytest.mark.parametrize("shape", [(16, 24, 20), (13, 19, 20), (1, 24, 20)])
+@pytest.mark.parametrize("shape", at({1}, [(each,) for each in [(16, 24, 20), (13, 19, 20), (1, 24, 20)]]))
 @pytest.mark.parametrize("steps", [(), ("gate",), ("bias", "gate", "add", "relu"), ("add", "float16")])
 def test_epilogues_join_the_tile(shape: tuple[int, int, int], steps: tuple[str, ...]) -> None:
     tile_m = min(4, shape[0])
@@ -156,7 +156,7 @@ def test_epilogues_join_the_tile(shape: tuple[int, int, int], steps: tuple[str, 
 
 @pytest.mark.parametrize(
     ("dtype", "accum"),
-    [("float64", "float64"), ("float16", "float32"), ("bfloat16", "float32"), ("float16", "float16"), ("int8", "int32")],
+    at({1, 4}, [("float64", "float64"), ("float16", "float32"), ("bfloat16", "float32"), ("float16", "float16"), ("int8", "int32")]),
 )
 def test_dtypes_and_batches(dtype: str, accum: str) -> None:
     check_matmul({"block_m": 8}, 13, 24, 20, "nt", dtype=dtype, accum=accum, batch=(3,))
@@ -230,7 +230,7 @@ def conv2d_reference(x: Array, w: Array, **options: Any) -> Array:
 @pytest.mark.parametrize(
     ("params", "options"),
     at(
-        {0, 1, 2, 4, 7, 8, 9, 13, 14},
+        {0, 2, 4, 7, 8, 13},
         [
             ({"block_h": 5, "block_f": 16}, {"epilogue": ("bias", "relu")}),
             ({"block_h": 2, "order": "wf", "block_f": 16, "pad_at": "root"}, {"epilogue": ("bias", "gate", "add")}),
@@ -339,23 +339,26 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "mod"),
-    [
-        (matmul_policy, matmul(37, 129, 65, "nt")),
-        (matmul_policy, matmul(1, 64, 64, "nt")),
-        (gemv_policy, matmul(1, 33, 500, "nn", epilogue=("bias", "relu"))),
-        (gemv_policy, matmul(1, 64, 7, "tn")),
-        (matmul_policy, matmul(4, 64, 64, "nt")),
-        (matmul_policy, matmul(64, 3, 64, "tn", batch=(2,))),
-        (matmul_policy, matmul(1, 1, 1)),
-        (conv2d_policy, conv2d(10, 16, 16, size=3)),
-        (conv2d_policy, conv2d(9, 3, 10, size=3, stride=2)),
-        (conv2d_policy, conv2d(10, 16, 16, size=3, groups=16)),
-        (conv2d_policy, conv2d(10, 16, 24, size=3, groups=4, padding=0)),
-        (conv2d_policy, conv2d(3, 16, 16, size=3, padding=0)),
-        (conv2d_policy, conv2d(10, 16, 1, size=1, padding=0)),
-        (conv2d_policy, conv2d(10, 16, 48, size=3, panel=16)),
-        (conv2d_policy, conv2d(7, 16, 16, size=1, padding=0, panel=16)),
-    ],
+    at(
+        {0, 5, 10, 13},
+        [
+            (matmul_policy, matmul(37, 129, 65, "nt")),
+            (matmul_policy, matmul(1, 64, 64, "nt")),
+            (gemv_policy, matmul(1, 33, 500, "nn", epilogue=("bias", "relu"))),
+            (gemv_policy, matmul(1, 64, 7, "tn")),
+            (matmul_policy, matmul(4, 64, 64, "nt")),
+            (matmul_policy, matmul(64, 3, 64, "tn", batch=(2,))),
+            (matmul_policy, matmul(1, 1, 1)),
+            (conv2d_policy, conv2d(10, 16, 16, size=3)),
+            (conv2d_policy, conv2d(9, 3, 10, size=3, stride=2)),
+            (conv2d_policy, conv2d(10, 16, 16, size=3, groups=16)),
+            (conv2d_policy, conv2d(10, 16, 24, size=3, groups=4, padding=0)),
+            (conv2d_policy, conv2d(3, 16, 16, size=3, padding=0)),
+            (conv2d_policy, conv2d(10, 16, 1, size=1, padding=0)),
+            (conv2d_policy, conv2d(10, 16, 48, size=3, panel=16)),
+            (conv2d_policy, conv2d(7, 16, 16, size=1, padding=0, panel=16)),
+        ],
+    ),
 )
 def test_every_proposal_applies(policy: Any, mod: tvm.IRModule) -> None:
     proposals = policy.propose(iter_space(mod), ARCH, 20)
@@ -376,12 +379,15 @@ def hottest_loop(assembly: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("policy", "mod"),
-    [
-        (matmul_policy, matmul(512, 512, 512, "nt")),
-        (matmul_policy, matmul(500, 260, 300, "tn", epilogue=("bias", "relu"))),
-        (matmul_policy, matmul(4, 512, 512, "nt")),
-        (conv2d_policy, conv2d(28, 64, 64, size=3, epilogue=("bias", "relu"))),
-    ],
+    at(
+        {1},
+        [
+            (matmul_policy, matmul(512, 512, 512, "nt")),
+            (matmul_policy, matmul(500, 260, 300, "tn", epilogue=("bias", "relu"))),
+            (matmul_policy, matmul(4, 512, 512, "nt")),
+            (conv2d_policy, conv2d(28, 64, 64, size=3, epilogue=("bias", "relu"))),
+        ],
+    ),
 )
 def test_accumulators_stay_in_registers_while_the_reduction_runs(policy: Any, mod: tvm.IRModule) -> None:
     wide = replace(ARCH, cpu=replace(SSE, vector_bytes=64, vector_registers=32))

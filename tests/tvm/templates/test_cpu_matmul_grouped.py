@@ -66,6 +66,7 @@ def plain_kernel() -> Any:
     return built({}, PARAMS)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 37), min_size=5, max_size=5))
 def test_any_offsets_are_right(ends: list[int]) -> None:
     """Groups without rows, of one row and of all; rows of no group give zero, even where they hold NaN."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.cpus import AVX2, AVX512, SSE, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
+from support.thinned import at
 from support.unoptimised import unoptimised
 
 from kerneldecl.analysis.cpu_features import has_bfloat16_dots
@@ -56,16 +57,19 @@ def error_of(rule: Any, params: dict[str, Any], arch: Any) -> float:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "attrs",
-    [
-        {"layout": "nn"},
-        {"layout": "tn", "epilogue": ("bias", "gelu")},
-        {"layout": "tt", "epilogue": ("add",)},
-        {"out_dtype": "float32"},
-        {"batch": 3, "m": 5},
-        {"batch": 2, "heads": 3, "layout": "nn"},
-        {"m": 2, "n": 16, "k": 1},
-        {"n": 5, "k": 3},
-    ],
+    at(
+        {1, 4},
+        [
+            {"layout": "nn"},
+            {"layout": "tn", "epilogue": ("bias", "gelu")},
+            {"layout": "tt", "epilogue": ("add",)},
+            {"out_dtype": "float32"},
+            {"batch": 3, "m": 5},
+            {"batch": 2, "heads": 3, "layout": "nn"},
+            {"m": 2, "n": 16, "k": 1},
+            {"n": 5, "k": 3},
+        ],
+    ),
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
 def test_forms_compute_the_reference(attrs: dict[str, Any], form: str) -> None:
@@ -73,7 +77,7 @@ def test_forms_compute_the_reference(attrs: dict[str, Any], form: str) -> None:
     assert error_of(rule, PARAMS, ARCHS[form]) <= rule.tolerance()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", at({0}, ["float16", "bfloat16"]))
 def test_narrow_operands_are_multiplied_in_float32(dtype: str) -> None:
     rule = rule_of(SMALL | {"dtype": dtype})
     assert error_of(rule, PARAMS, ARCHS["AVX2"]) <= rule.tolerance()
@@ -88,18 +92,21 @@ def test_gated_gemms_have_all_sums_before_they_are_gated(form: str) -> None:
 @NO_PAIRS
 @pytest.mark.parametrize(
     "attrs",
-    [
-        {"group": 32},
-        {"group": 64, "zero_points": True, "epilogue": ("bias", "relu"), "out_dtype": "float32"},
-        {"weights": "int8", "scales": "column"},
-        {"weights": "int8", "group": 64, "zero_points": True},
-        {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32},
-    ],
+    at(
+        {1},
+        [
+            {"group": 32},
+            {"group": 64, "zero_points": True, "epilogue": ("bias", "relu"), "out_dtype": "float32"},
+            {"weights": "int8", "scales": "column"},
+            {"weights": "int8", "group": 64, "zero_points": True},
+            {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32},
+        ],
+    ),
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
 def test_weights_are_dequantised_into_panels(attrs: dict[str, Any]) -> None:
     rule = rule_of({"m": 70, "n": 53, "k": 192, "dtype": "bfloat16"} | attrs, "matmul_quantized")
-    for block_k in (32, 96, 1024):
+    for block_k in (32, 1024):
         assert error_of(rule, PARAMS | {"block_k": block_k}, ZNVER4) <= rule.tolerance() / 2
 
 
@@ -123,7 +130,7 @@ def test_any_sizes_and_parameters_compute_the_reference(m: int, n: int, k: int, 
 
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("layout", ["nn", "tt"])
+@pytest.mark.parametrize("layout", at({1}, ["nn", "tt"]))
 def test_nothing_outside_of_the_arguments_is_touched(layout: str, form: str, at_end: bool) -> None:
     """Arguments lie beside pages that must not be read."""
     rule = rule_of(SMALL | {"layout": layout, "dtype": "bfloat16" if form == "pairs" else "float32", "epilogue": ("bias",)})

@@ -11,6 +11,7 @@ import tvm
 from support.cpus import AVX2, AVX512, runnable
 from support.guarded import touched_outside
 from support.repository import REPOSITORY
+from support.thinned import at
 from support.unoptimised import unoptimised
 
 from kerneldecl.analysis.cpu_features import has_bfloat16_dots
@@ -49,20 +50,23 @@ def built(rule: Any, params: dict[str, Any], arch: Any = ARCH, of: Any = templat
 
 @pytest.mark.parametrize(
     "attrs",
-    [
-        {"m": 1, "dtype": "bfloat16"},
-        {"zero_points": True, "epilogue": ("bias", "relu")},
-        {"group": 32, "epilogue": ("add",)},
-        {"m": 1, "n": 1, "scales": "column"},
-        {"weights": "int8", "scales": "tensor"},
-        {"weights": "int8", "scales": "group", "zero_points": True, "dtype": "bfloat16", "m": 17},
-        BLOCKS,
-        MXFP4,
-        MXFP4 | {"m": 1, "n": 1, "k": 32, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
-        NVFP4,
-        NVFP4 | {"m": 1, "k": 48, "dtype": "bfloat16", "tensor_scale": False},
-        MXFP4 | {"dtype": "int8", "activation_scales": "token"},
-    ],
+    at(
+        {1, 5, 8},
+        [
+            {"m": 1, "dtype": "bfloat16"},
+            {"zero_points": True, "epilogue": ("bias", "relu")},
+            {"group": 32, "epilogue": ("add",)},
+            {"m": 1, "n": 1, "scales": "column"},
+            {"weights": "int8", "scales": "tensor"},
+            {"weights": "int8", "scales": "group", "zero_points": True, "dtype": "bfloat16", "m": 17},
+            BLOCKS,
+            MXFP4,
+            MXFP4 | {"m": 1, "n": 1, "k": 32, "dtype": "bfloat16", "epilogue": ("bias", "relu")},
+            NVFP4,
+            NVFP4 | {"m": 1, "k": 48, "dtype": "bfloat16", "tensor_scale": False},
+            MXFP4 | {"dtype": "int8", "activation_scales": "token"},
+        ],
+    ),
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
 def test_proposals_compute_the_reference(attrs: dict[str, Any]) -> None:
@@ -122,16 +126,19 @@ IN_BF16 = {"m": 5, "n": 37, "k": 256, "dtype": "bfloat16"}
 @needs_bfloat16_dots
 @pytest.mark.parametrize(
     "attrs",
-    [
-        {"m": 1},
-        {"m": 1, "n": 1, "scales": "column"},
-        {"m": 16, "zero_points": True, "epilogue": ("bias", "relu"), "out_dtype": "float32"},
-        {"scales": "tensor", "epilogue": ("add",)},
-        {"n": 64, "scales": "block", "group": 64},
-        MXFP4 | {"epilogue": ("bias",)},
-        {"m": 9, "weights": "int8", "zero_points": True},
-        {"m": 1, "weights": "int8", "scales": "column"},
-    ],
+    at(
+        {2, 4, 5, 7},
+        [
+            {"m": 1},
+            {"m": 1, "n": 1, "scales": "column"},
+            {"m": 16, "zero_points": True, "epilogue": ("bias", "relu"), "out_dtype": "float32"},
+            {"scales": "tensor", "epilogue": ("add",)},
+            {"n": 64, "scales": "block", "group": 64},
+            MXFP4 | {"epilogue": ("bias",)},
+            {"m": 9, "weights": "int8", "zero_points": True},
+            {"m": 1, "weights": "int8", "scales": "column"},
+        ],
+    ),
     ids=lambda attrs: ",".join(f"{name}={value}" for name, value in attrs.items()),
 )
 def test_products_in_bfloat16_compute_the_reference(attrs: dict[str, Any]) -> None:

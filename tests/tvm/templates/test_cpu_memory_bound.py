@@ -236,7 +236,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "args"), every(6, CASES), ids=lambda value: getattr(value, "__name__", str(value)).replace(" ", "")
+    ("name", "make", "args"), every(9, CASES), ids=lambda value: getattr(value, "__name__", str(value)).replace(" ", "")
 )
 def test_all_proposed_candidates_compute_the_reference(name: str, make: Any, args: Any) -> None:
     made = make(*args)
@@ -271,7 +271,7 @@ SUITED = {
 """For each template a function that it schedules."""
 
 
-@pytest.mark.parametrize(("other", "template"), every(2, SUITED, SUITED))
+@pytest.mark.parametrize(("other", "template"), every(3, SUITED, SUITED))
 def test_unsuitable_functions_give_none_and_never_an_error(template: str, other: str) -> None:
     """Parameters made for one function are tried on all others: what applies by chance must compute the reference."""
     apply = importlib.import_module(f"kerneldecl.templates.{template}").apply
@@ -324,6 +324,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_traces_replay_in_another_process_from_a_database(tmp_path: Path) -> None:
     made: dict[str, Any] = {}
     for name, function in SUITED.items():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from support.repository import REPOSITORY
+from support.thinned import at
 from support.wgmma_cases import FLOAT16, PACKED, PLAIN
 from tvm.script.parser.core import doc, evaluator
 
@@ -19,7 +20,7 @@ from kerneldecl.templates.shared.fast_parse import fast_parsing
 ROOT = REPOSITORY
 
 
-@pytest.mark.parametrize("params", [{"pdl": 1}, {"split_k": 2}, PACKED], ids=str)
+@pytest.mark.parametrize("params", at({1}, [{"pdl": 1}, {"split_k": 2}, PACKED]), ids=str)
 def test_a_kernel_is_the_one_that_tvm_parses(params: dict[str, Any]) -> None:
     attrs = {**FLOAT16, "m": 131, "n": 136, "k": 256, "layout": "tn", "epilogue": ["bias", "gelu"]}
     mod, arch = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, attrs)), load_arch(ROOT, "h200")

@@ -52,7 +52,7 @@ def emulated(rule: Rule, params: dict[str, Value], x: np.ndarray) -> np.ndarray:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 1, 2, 4}, CASES), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({1, 4}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(**attrs)
     (x,) = rule.inputs(np.random.default_rng(0))
@@ -92,7 +92,7 @@ def test_the_first_of_equal_integers_is_taken_also_of_the_least(dtype: str) -> N
 
 @needs_nvcc
 @pytest.mark.parametrize("dtype", at({0}, ["bfloat16", "int8", "float32"]))
-@pytest.mark.parametrize(("shape", "axis"), at({0, 2}, COLUMNS), ids=str)
+@pytest.mark.parametrize(("shape", "axis"), at({2}, COLUMNS), ids=str)
 def test_candidates_apply_and_the_first_does_not_spill(shape: tuple[int, ...], axis: int, dtype: str, tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(op="argmax", shape=shape, axis=axis, dtype=dtype))
     assert apply_without_spills(mod, template, policy, H200, 8, tmp_path) == {"gpu_arg_columns"}

@@ -53,7 +53,7 @@ def emulated(rule: Rule, params: dict[str, Value], x: np.ndarray) -> np.ndarray:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 3, 8}, CASES), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({3, 8}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(**attrs)
     (x,) = rule.inputs(np.random.default_rng(0))
@@ -97,7 +97,7 @@ def test_axes_of_one_element_change_nothing(shape: tuple[int, ...]) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("shape", [(2048, 32000), (64, 128256), (8192, 1000)], ids=str)
+@pytest.mark.parametrize("shape", at({0}, [(each,) for each in [(2048, 32000), (64, 128256), (8192, 1000)]]), ids=str)
 def test_candidates_apply_and_the_first_does_not_spill(shape: tuple[int, int], tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(op="argmax", shape=shape, dtype="float16"))
     assert apply_without_spills(mod, template, policy, H200, 8, tmp_path) == {"gpu_arg_reduce", "gpu_rowwise"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from emulation import EmulationError, host
 from support.attention_decode_cases import DECODE, DECODES, PLAIN, PLAIN_ATTENTION, RAGGED, SMALL, ragged_inputs
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.emulated_decode import H200, decoded
 from support.repository import REPOSITORY
 from support.thinned import at, only
@@ -114,7 +114,7 @@ def test_first_choices_compile_without_spills(gpu: str, arch: str, attrs: dict[s
         kernel = gpu_attention_decode.apply(mod, dict(proposal.candidate.params), machine)
         assert kernel is not None
         source = cuda_source(kernel, machine, "kernel")
-        usage = nvcc.compile_cubin(source, arch, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS)).usage.values()
+        usage = compiled_cubin(source, arch, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS)).usage.values()
         assert not any(each.stack_bytes + each.spill_bytes for each in usage), proposal
 
 
@@ -144,8 +144,8 @@ def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
     assert policy.propose(iter_space(mod), t4, 20) == ()
 
 
-@pytest.mark.parametrize("gpu", ["h200", "a100-80gb", "rtx-4090", "b200"])
-@pytest.mark.parametrize("attrs", at({0, 1}, [LATENT, LLAMA, LLAMA | {"queries": 16, "page_size": 8}, {}, {"keys": 1}, {"head_dim": 256}]))
+@pytest.mark.parametrize("gpu", at({0, 2}, ["h200", "a100-80gb", "rtx-4090", "b200"]))
+@pytest.mark.parametrize("attrs", at({0}, [LATENT, LLAMA, LLAMA | {"queries": 16, "page_size": 8}, {}, {"keys": 1}, {"head_dim": 256}]))
 def test_the_policys_proposals_apply(gpu: str, attrs: dict[str, Any]) -> None:
     mod, arch = canonical.lower(rule_of(DECODE, attrs)), load_arch(REPOSITORY, gpu)
     proposals = policy.propose(iter_space(mod), arch, 1000)

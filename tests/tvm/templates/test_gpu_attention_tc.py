@@ -12,7 +12,7 @@ import pytest
 from emulation import EmulationError
 from support import emulated_attention
 from support.attention_tc_cases import ATTENTIONS, ONE, PLAIN
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.emulated_attention import error, flawed, growing_scores, rule_of
 from support.thinned import only
 
@@ -58,6 +58,7 @@ def test_growing_scores_shrink_earlier_results() -> None:
     assert error(attrs, inputs, results(attrs, ONE, inputs)) <= 1
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_rows_that_see_no_key_are_zero() -> None:
     """The additive mask hides all keys from some rows, all but the first from others, and the last ones from all."""
@@ -95,7 +96,7 @@ def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
     made = gpu_attention_tc.apply(mod, dict(first.candidate.params), gpu)
     assert made is not None
     sm = gpu.the_gpu.wgmma_arch or str(dict(gpu.tvm_target)["arch"])
-    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FAST_MATH_FLAGS)
+    cubin = compiled_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FAST_MATH_FLAGS)
     assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values()), first.candidate
 
 

@@ -75,6 +75,7 @@ def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], chosen: tuple[
     assert got[1] == 0
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("classes", at({0}, [32000, 128256]))
 def test_no_candidate_spills(classes: int, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from emulation import Kernel
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import every
 
@@ -72,7 +72,7 @@ def test_compiles_without_spills(gpu: str, arch: str, rows: int) -> None:
     assert mod is not None
     source = cuda_source(mod, load_arch(ROOT, gpu), "kernel")
     assert {"cp.async.cg.shared.global", "mma.sync.aligned.m16n8k16"} <= {word for word in WORDS if word in source}
-    usage = nvcc.compile_cubin(source, arch, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS)).usage.values()
+    usage = compiled_cubin(source, arch, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS)).usage.values()
     assert not any(each.stack_bytes + each.spill_bytes for each in usage)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import emulate
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.grouped_conv_cases import CONVOLUTIONS, PARAMS, PLAIN, SIMT_CONVOLUTIONS, SIMT_PARAMS
 from support.repository import REPOSITORY
 from support.thinned import only
@@ -25,7 +25,6 @@ from kerneldecl.policies import gpu_grouped_conv2d as policy
 from kerneldecl.templates import gpu_grouped_conv2d, gpu_grouped_conv2d_simt
 from kerneldecl.templates.gpu.grouped_conv_config import sizes_of
 from kerneldecl.templates.gpu.read_grouped_conv import read_grouped_convolution
-from kerneldecl.toolchain import nvcc
 
 TEMPLATES: dict[str, ModuleType] = {"gpu_grouped_conv2d": gpu_grouped_conv2d, "gpu_grouped_conv2d_simt": gpu_grouped_conv2d_simt}
 H200 = load_arch(REPOSITORY, "h200")
@@ -57,7 +56,7 @@ def results(template: ModuleType, attrs: dict[str, Any], params: dict[str, Any],
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("stride 2, bias, relu, residual", "two channels"), CONVOLUTIONS))
+@pytest.mark.parametrize("name", only(("stride 2, bias, relu, residual",), CONVOLUTIONS))
 def test_right_results(name: str) -> None:
     attrs, params = CONVOLUTIONS[name]
     rule = rule_of(attrs)
@@ -67,7 +66,7 @@ def test_right_results(name: str) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("depthwise", "three channels, float16 to float32"), SIMT_CONVOLUTIONS))
+@pytest.mark.parametrize("name", only(("three channels, float16 to float32",), SIMT_CONVOLUTIONS))
 def test_right_results_on_cuda_cores(name: str) -> None:
     attrs, params = SIMT_CONVOLUTIONS[name]
     rule = rule_of(attrs)
@@ -76,6 +75,7 @@ def test_right_results_on_cuda_cores(name: str) -> None:
     assert relative_error(got, rule.reference(*inputs)) <= rule.tolerance()
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("channels", only((4,), (2, 4, 8, 12)))
 def test_what_is_infinite_stays_in_its_group_and_windows(channels: int) -> None:
@@ -90,6 +90,7 @@ def test_what_is_infinite_stays_in_its_group_and_windows(channels: int) -> None:
     assert (np.isfinite(got) == ~sees).all()
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("arch", only(("a100-80gb",), ("a100-80gb", "rtx-4090", "h200")))
 @pytest.mark.parametrize("name", only(("eight channels",), NETWORKS))
@@ -104,7 +105,7 @@ def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
     made = TEMPLATES[first.candidate.template].apply(mod, dict(first.candidate.params), gpu)
     assert made is not None
     sm = gpu.the_gpu.wgmma_arch or str(dict(gpu.tvm_target)["arch"])
-    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm)
+    cubin = compiled_cubin(cuda_source(made, gpu, "kernel"), sm)
     assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values()), first.candidate
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import Kernel, host
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.grouped_cases import FLOAT8, MASKED, OFFSETS, RULE, SMALL, SMS
 from support.repository import REPOSITORY
 from support.thinned import only
@@ -91,6 +91,7 @@ def test_offsets_that_are_none_touch_nothing_outside() -> None:
     results(plain_kernel(), rule, [a, b, np.array((50, 20, -7, 2**31 - 1, -(2**31)), np.int32)])
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("number", only((0,), range(0, 10, 2)))
 def test_no_spills(number: int) -> None:
@@ -98,7 +99,7 @@ def test_no_spills(number: int) -> None:
     proposal = policy.propose(iter_space(mod), A100, 12)[number]
     kernel = gpu_matmul_grouped.apply(mod, dict(proposal.candidate.params), A100)
     assert kernel is not None
-    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_80", (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS))
+    cubin = compiled_cubin(host.lower(kernel["main"]).source, "sm_80", (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS))
     assert not any(usage.spill_bytes + usage.stack_bytes for usage in cubin.usage.values())
 
 

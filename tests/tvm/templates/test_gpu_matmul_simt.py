@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support import serial_programs
-from support.compilers import needs_nvcc, needs_nvdisasm, sass
+from support.compilers import compiled_cubin, needs_nvcc, needs_nvdisasm, sass
 from support.repository import REPOSITORY
-from support.thinned import every, only
+from support.thinned import at, every, only
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.analysis.params import ConvSimtParams, read_params
@@ -55,7 +55,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("name", "attrs"),
-    every(3, [*(("matmul", attrs) for attrs in MATMULS), *(("conv2d", attrs) for attrs in CONVOLUTIONS)]),
+    every(5, [*(("matmul", attrs) for attrs in MATMULS), *(("conv2d", attrs) for attrs in CONVOLUTIONS)]),
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
 def test_schedules_compute_the_reference_within_bounds(name: str, attrs: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def assert_right(rule: Any, candidate: Candidate, arch: Arch) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("layout", ["nn", "tt"])
+@pytest.mark.parametrize("layout", at({1}, ["nn", "tt"]))
 def test_lanes_store_neighbouring_results_where_rows_are_no_whole_vectors(layout: str, tmp_path: Path) -> None:
     rule = load_rule(ROOT, "matmul").of(ROOT, {"m": 130, "n": 67, "k": 19, "layout": layout})
     found = [each.candidate for each in policy.propose(iter_space(canonical.lower(rule)), H200, 40)]
@@ -117,15 +117,18 @@ IMAGE: dict[str, Value] = {"rows": 2, "columns": 16, "row_tiles": 2, "block_n": 
 
 @pytest.mark.parametrize(
     ("attrs", "params"),
-    [
-        ({"n": 1, "h": 30, "w": 35, "c": 3, "f": 70, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "epilogue": ("bias", "relu")}, {}),
-        ({"n": 2, "h": 9, "w": 11, "c": 3, "f": 5, "kh": 3, "kw": 3, "stride": 2, "padding": 1}, {"row_tiles": 1, "rows": 4}),
-        ({"n": 3, "h": 8, "w": 7, "c": 6, "f": 8, "kh": 3, "kw": 2, "dilation": 2}, {"thread_n": 4, "block_n": 32}),
-        ({"n": 1, "h": 12, "w": 20, "c": 4, "f": 40, "kh": 4, "kw": 4, "stride": 4}, {"thread_m": 4, "rows": 1}),
-        ({"n": 2, "h": 12, "w": 20, "c": 3, "f": 40, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}, {}),
-        ({"n": 2, "h": 12, "w": 20, "c": 8, "f": 40, "kh": 3, "kw": 3, "padding": 1, "dtype": "int8"}, {"thread_n": 4}),
-        ({"n": 1, "h": 5, "w": 9, "c": 1, "f": 4, "kh": 3, "kw": 3}, {}),
-    ],
+    at(
+        {0, 4},
+        [
+            ({"n": 1, "h": 30, "w": 35, "c": 3, "f": 70, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "epilogue": ("bias", "relu")}, {}),
+            ({"n": 2, "h": 9, "w": 11, "c": 3, "f": 5, "kh": 3, "kw": 3, "stride": 2, "padding": 1}, {"row_tiles": 1, "rows": 4}),
+            ({"n": 3, "h": 8, "w": 7, "c": 6, "f": 8, "kh": 3, "kw": 2, "dilation": 2}, {"thread_n": 4, "block_n": 32}),
+            ({"n": 1, "h": 12, "w": 20, "c": 4, "f": 40, "kh": 4, "kw": 4, "stride": 4}, {"thread_m": 4, "rows": 1}),
+            ({"n": 2, "h": 12, "w": 20, "c": 3, "f": 40, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}, {}),
+            ({"n": 2, "h": 12, "w": 20, "c": 8, "f": 40, "kh": 3, "kw": 3, "padding": 1, "dtype": "int8"}, {"thread_n": 4}),
+            ({"n": 1, "h": 5, "w": 9, "c": 1, "f": 4, "kh": 3, "kw": 3}, {}),
+        ],
+    ),
 )
 @pytest.mark.parametrize("arch", [H200, T4], ids=["h200", "t4"])
 def test_convolutions_from_the_image(attrs: dict[str, Any], params: dict[str, Value], arch: Arch) -> None:
@@ -152,7 +155,7 @@ STEM: dict[str, Any] = {"n": 8, "h": 224, "w": 224, "c": 3, "f": 64, "kh": 7, "k
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("t4", "h200"), ["t4", "a100-80gb", "l4", "h200", "b200"]))
+@pytest.mark.parametrize("name", only(("h200",), ["t4", "a100-80gb", "l4", "h200", "b200"]))
 def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: Path) -> None:
     arch = load_arch(ROOT, name)
     mod = canonical.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
@@ -181,7 +184,7 @@ def test_neighbours_in_a_row_are_loaded_once_and_together(tmp_path: Path) -> Non
     applied = cpu.apply_candidate(ROOT, mod, candidate, H200)
     assert applied is not None
     source = scalarized(cuda_source(applied.mod, H200, "kd_main"))
-    code = sass(nvcc.compile_cubin(source, "sm_90", nvcc.FAST_MATH_FLAGS).content, tmp_path)
+    code = sass(compiled_cubin(source, "sm_90", nvcc.FAST_MATH_FLAGS).content, tmp_path)
     places, of_weights = 7 * 3, 7 * 3
     assert len(re.findall(r"\bFFMA\b", code)) == places * 8 * 4
     assert len(re.findall(r"\bLDS\b", code)) - of_weights <= 32

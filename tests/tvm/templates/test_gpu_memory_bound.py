@@ -146,7 +146,7 @@ def cuda_source(sch: Any) -> str:
     return str(library.imports[0].inspect_source("cuda"))
 
 
-@pytest.mark.parametrize(("template", "rule", "attrs"), every(9, SMALL), ids=name_of)
+@pytest.mark.parametrize(("template", "rule", "attrs"), every(13, SMALL), ids=name_of)
 def test_proposed_schedules_compute_the_reference(template: str, rule: str, attrs: dict[str, Any]) -> None:
     made, mod = lowered(rule, attrs)
     inputs = made.inputs(np.random.default_rng(0))
@@ -162,7 +162,7 @@ def test_proposed_schedules_compute_the_reference(template: str, rule: str, attr
         assert (whole.numpy()[-MARGIN_BYTES:] == 1).all(), f"writes beyond its output: {sch.trace}"
 
 
-@pytest.mark.parametrize(("template", "rule", "attrs"), every(6, [*LARGE, *SMALL[::3]]), ids=name_of)
+@pytest.mark.parametrize(("template", "rule", "attrs"), every(11, [*LARGE, *SMALL[::3]]), ids=name_of)
 def test_proposed_kernels_can_be_launched(template: str, rule: str, attrs: dict[str, Any]) -> None:
     _, mod = lowered(rule, attrs)
     for sch in list(schedules(template, mod))[::5]:
@@ -172,7 +172,7 @@ def test_proposed_kernels_can_be_launched(template: str, rule: str, attrs: dict[
             assert launch["blockIdx.x"] < 2**31
 
 
-@pytest.mark.parametrize(("template", "rule", "attrs"), LARGE, ids=name_of)
+@pytest.mark.parametrize(("template", "rule", "attrs"), every(2, LARGE), ids=name_of)
 def test_first_candidates_read_global_memory_in_vectors(template: str, rule: str, attrs: dict[str, Any]) -> None:
     _, mod = lowered(rule, attrs)
     first = next(schedules(template, mod))
@@ -181,7 +181,7 @@ def test_first_candidates_read_global_memory_in_vectors(template: str, rule: str
     assert re.search(rf"= \*\((?:u?int|float|half)[24]\*\)\({largest.name}_ptr", source)
 
 
-@pytest.mark.parametrize("out_dtype", only(("float16", "float64"), ["float16", "float32", "float64"]))
+@pytest.mark.parametrize("out_dtype", only(("float16",), ["float16", "float32", "float64"]))
 def test_vectors_of_bytes_become_vectors_that_cuda_has(out_dtype: str) -> None:
     _, mod = lowered("cast", {"shape": (64, 1024), "dtype": "int8", "out_dtype": out_dtype})
     assert all(
@@ -189,7 +189,7 @@ def test_vectors_of_bytes_become_vectors_that_cuda_has(out_dtype: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", only(("float8_e4m3fn",), ["int8", "float16", "float8_e4m3fn"]))
 def test_vectors_of_what_indices_name_have_as_many_elements_as_vectors_of_indices(dtype: str) -> None:
     """CUDA has no vector of eight 64-bit integers."""
     _, mod = lowered("take", {"shape": (64, 4096), "indices": (128,), "axis": 1, "dtype": dtype})
@@ -206,10 +206,10 @@ def test_weights_of_4_bits_become_floats_without_conversions(dtype: str) -> None
 
 def test_groups_that_vectors_do_not_divide_are_unpacked_one_by_one() -> None:
     _, mod = lowered("gemv_i4", {"n": 33, "k": 96, "group": 6})
-    assert all("kd_dot_i4" not in cuda_source(sch) for sch in schedules(GEMV, mod))
+    assert all("kd_dot_i4" not in cuda_source(sch) for sch in list(schedules(GEMV, mod))[::4])
 
 
-@pytest.mark.parametrize("name", ["t4", "a100-80gb", "l4", "rtx-4090", "h100-sxm", "b200"])
+@pytest.mark.parametrize("name", only(("t4", "h100-sxm"), ["t4", "a100-80gb", "l4", "rtx-4090", "h100-sxm", "b200"]))
 @pytest.mark.parametrize(("template", "rule", "attrs"), [*LARGE, *SMALL[::4]], ids=name_of)
 def test_candidates_are_proposed_for_every_gpu(name: str, template: str, rule: str, attrs: dict[str, Any]) -> None:
     _, mod = lowered(rule, attrs)
@@ -234,7 +234,7 @@ def test_traces_replay_from_a_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "other", "rule", "attrs"), every(2, [ELEMENTWISE, REDUCE, WINDOW, ROWWISE, GEMV], SMALL[::2]), ids=name_of
+    ("template", "other", "rule", "attrs"), every(4, [ELEMENTWISE, REDUCE, WINDOW, ROWWISE, GEMV], SMALL[::2]), ids=name_of
 )
 def test_unsuitable_functions_give_none_and_never_an_error(template: str, other: str, rule: str, attrs: dict[str, Any]) -> None:
     """Parameters made for one function are tried on all others."""

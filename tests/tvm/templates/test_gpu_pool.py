@@ -43,13 +43,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 2, 4, 6, 7, 8}, CASES), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({2, 6}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     assert error(template, rule_of(**SMALL | attrs), PARAMS | params, H200) <= 1
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dtype", at({0, 2}, ["float16", "bfloat16", "float32"]))
+@pytest.mark.parametrize("dtype", at({0}, ["float16", "bfloat16", "float32"]))
 def test_nan_and_infinities_are_maxima_as_in_numpy(dtype: str) -> None:
     """Of windows that have NaN anywhere NaN, and of windows of minus infinity alone minus infinity, at the edges as well."""
     rule = rule_of(**SMALL | {"dtype": dtype})
@@ -104,6 +104,7 @@ def test_kernels_load_and_compare_vectors_after_their_wait(tmp_path: Path) -> No
     assert sum("MNMX" in each for each in operations) <= 4 * (9 * 2 + 4 * 2)
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("op", at({0}, ["max", "mean"]))
 def test_proposals_have_registers_for_the_threads_that_the_model_counts(op: str) -> None:

@@ -55,14 +55,14 @@ CASES: list[tuple[dict[str, Any], dict[str, Value]]] = [
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 2, 3, 5, 9, 11, 13}, CASES), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({5, 9}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     assert error(template, rule_of(**SMALL | attrs), PARAMS | params, H200) <= 1
 
 
 @needs_nvcc
 @pytest.mark.parametrize(("arch", "staged"), at({0, 2}, [(H200, True), (H200, False), (T4, False)]))
-@pytest.mark.parametrize("dtype", at({0, 2}, ["float16", "bfloat16", "float32"]))
+@pytest.mark.parametrize("dtype", at({2}, ["float16", "bfloat16", "float32"]))
 def test_nan_and_infinities_are_maxima_as_in_numpy(dtype: str, arch: Arch, staged: bool) -> None:
     """Of windows that have NaN anywhere NaN, and of windows of minus infinity alone minus infinity, at the edges as well."""
     rule = rule_of(**SMALL | {"dtype": dtype, "w": 11})
@@ -90,7 +90,7 @@ def of_model(kind: str, dtype: str, *, ceils: bool = False) -> Any:
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("kind", "dtype", "ceils"), at({1, 2}, [("max", "float16", False), ("max", "float16", True), ("avg", "float32", False)])
+    ("kind", "dtype", "ceils"), at({1}, [("max", "float16", False), ("max", "float16", True), ("avg", "float32", False)])
 )
 def test_pooling_of_models_computes_the_same(kind: str, dtype: str, ceils: bool) -> None:
     mod = canonical.canonical_module(of_model(kind, dtype, ceils=ceils))
@@ -106,7 +106,7 @@ def test_pooling_of_models_computes_the_same(kind: str, dtype: str, ceils: bool)
     assert np.allclose(got.astype(np.float64), want, rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("arch", ["h200", "a100-80gb", "rtx-4090"])
+@pytest.mark.parametrize("arch", at({0}, ["h200", "a100-80gb", "rtx-4090"]))
 @pytest.mark.parametrize("attrs", [RESNET, ODD, TINY], ids=["resnet", "odd", "tiny"])
 def test_columns_of_several_lengths_are_proposed_from_global_and_from_shared_memory(arch: str, attrs: dict[str, Any]) -> None:
     gpu = load_arch(REPOSITORY, arch)
@@ -147,6 +147,7 @@ def test_rows_that_begin_anywhere_are_copied_by_16_bytes(tmp_path: Path) -> None
     assert all(each.startswith("LDS") for each in operations[1 + len(copies) :])
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("attrs", at({1}, [RESNET, ODD, TINY, RESNET | {"op": "mean"}]))
 def test_proposals_have_registers_for_the_threads_that_the_model_counts(attrs: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def rule_of(**attrs: Any) -> Rule:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 1, 3}, CASES), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({1, 3}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(**attrs)
     kernel = template.apply(canonical.lower(rule), params, H200)
@@ -50,7 +50,7 @@ def test_right_results_on_the_emulated_gpu(attrs: dict[str, Any], params: dict[s
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", at({0}, ["float32", "bfloat16"]))
 def test_few_columns_are_scanned_in_one_pass_without_spills(dtype: str, tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(**COLUMNS, dtype=dtype))
     proposals = policy.propose(iter_space(mod), H200, 8)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 from emulation import emulate, host
-from support.compilers import needs_nvcc, needs_nvdisasm, sass
+from support.compilers import compiled_cubin, needs_nvcc, needs_nvdisasm, sass
 from support.emulated_kernel import error
 from support.repository import REPOSITORY
 from support.thinned import at
@@ -70,7 +70,7 @@ EMULATED: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("name", "attrs", "params"), at({0, 8, 13, 19}, EMULATED), ids=str)
+@pytest.mark.parametrize(("name", "attrs", "params"), at({8, 13}, EMULATED), ids=str)
 def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], params: dict[str, int]) -> None:
     assert error(template, rule_of(name, **attrs), params, H200) <= 1
 
@@ -113,7 +113,7 @@ def source_of(mod: Any, params: Any, arch: Any) -> str:
     return str(library.imports[0].inspect_source("cuda"))
 
 
-@pytest.mark.parametrize("gpu", ["t4", "a100-80gb", "h200", "b200"])
+@pytest.mark.parametrize("gpu", at({0, 2}, ["t4", "a100-80gb", "h200", "b200"]))
 def test_results_are_vectors_on_every_gpu(gpu: str) -> None:
     arch = load_arch(REPOSITORY, gpu)
     for name, attrs in (
@@ -139,7 +139,7 @@ def test_no_load_is_behind_a_branch_where_margins_exclude_elements(tmp_path: Pat
     mod = canonical.lower(rule_of("pad", shape=(4096, 4095), pads=(1, 1, 1, 1), dtype="float16"))
     kernel = template.apply(mod, {"threads": 128, "unroll": 2}, H200)
     assert kernel is not None
-    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
+    cubin = compiled_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
     steps = re.findall(r"\b(LDG|BRA|BSYNC|STG)\b", sass(cubin.content, tmp_path))
     assert steps[:16] == ["LDG"] * 16
 
@@ -190,8 +190,9 @@ def test_odd_rows_are_predicted_to_take_little_longer_than_even_ones() -> None:
         assert first(4095, name, **attrs) < 1.15 * first(4096, name, **attrs)
 
 
+@pytest.mark.slow
 @needs_nvcc
-@pytest.mark.parametrize("gpu", ["t4", "h200"])
+@pytest.mark.parametrize("gpu", at({1}, ["t4", "h200"]))
 def test_the_first_candidate_does_not_spill(gpu: str, tmp_path: Path) -> None:
     arch = load_arch(REPOSITORY, gpu)
     mod = canonical.lower(rule_of("resize2d", op="bilinear", n=8, h=99, w=99, c=64, rows=199, columns=199, layout="nchw", dtype="float16"))

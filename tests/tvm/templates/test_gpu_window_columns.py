@@ -33,7 +33,7 @@ CASES: list[tuple[str, dict[str, Any], int, int]] = [
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("name", "attrs", "threads", "column"), at((0, 2, 5, 6), CASES))
+@pytest.mark.parametrize(("name", "attrs", "threads", "column"), at({2, 5}, CASES))
 def test_right_results(name: str, attrs: dict[str, Any], threads: int, column: int) -> None:
     rule = load_rule(REPOSITORY, name).of(REPOSITORY, attrs)
     made = gpu_window.apply(canonical.lower(rule), {"rows": 0, "width": 1, "threads": threads, "column": column}, H200)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from support.thinned import second
+from support.thinned import at, second
 from tvm import tirx
 
 from kerneldecl.arrays import relative_error
@@ -267,7 +267,7 @@ def test_a_gpu_kernel_that_only_calls_a_library_links_without_device_code(tmp_pa
     assert all(loaded.implements_function(f"kd_{number}") for number in range(2))
 
 
-@pytest.mark.parametrize(("arch", "called"), [("x86-64-v3", "openblas"), ("h200", "cublaslt")])
+@pytest.mark.parametrize(("arch", "called"), at({1}, [("x86-64-v3", "openblas"), ("h200", "cublaslt")]))
 def test_what_a_call_is_linked_with_is_in_the_keys_of_what_is_measured_of_it(
     arch: str, called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +294,7 @@ def test_what_a_call_is_linked_with_is_in_the_keys_of_what_is_measured_of_it(
     assert [new == old for new, old in zip(built(), before, strict=True)] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_attention_by_cudnn_links_and_says_what_is_missing_without_a_device(tmp_path: Path) -> None:
     mod = canonical.lower(rule_of("attention", ATTENTION))
     called = library_attention.apply(mod, {"library": "cudnn", "version": "9.19", "engine": 0}, load_arch(STANDARD, "h200"))

@@ -70,7 +70,7 @@ def wanted(rule: Rule, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("name", "attrs", "params"), at({1, 7, 13}, CASES), ids=str)
+@pytest.mark.parametrize(("name", "attrs", "params"), at({1, 7}, CASES), ids=str)
 def test_right_results_on_the_emulated_gpu(name: str, attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of(name, **attrs)
     kernel = template_of("gpu", name).apply(canonical.lower(rule), params, H200)
@@ -92,7 +92,7 @@ LIST_PARAMS: dict[str, Value] = {"threads": 32, "lanes": 16, "width": 4, "rows":
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 2, 5}, LISTS), ids=str)
+@pytest.mark.parametrize(("attrs", "params"), at({5}, LISTS), ids=str)
 def test_rows_with_lists_of_updates_have_right_results(attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = rule_of("scatter_add", **attrs)
     kernel = gpu_scatter_rows.apply(canonical.lower(rule), LIST_PARAMS | params, H200)
@@ -166,7 +166,7 @@ def test_equal_elements_and_nan_are_chosen_in_their_order(extent: int, entries: 
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", at({2, 4, 8, 12}, [(each,) for each in CASES]), ids=str)
 def test_right_results_on_this_cpu(case: tuple[str, dict[str, Any], dict[str, Value]]) -> None:
     name, attrs, _ = case
     rule = rule_of(name, **attrs)

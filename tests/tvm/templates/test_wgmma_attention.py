@@ -13,7 +13,7 @@ import pytest
 from emulation import EmulationError, host
 from support import emulated_attention
 from support.attention_cases import ATTENTIONS, FLOAT8, ONE, PLAIN, SMS
-from support.compilers import needs_nvcc, needs_nvdisasm, sass
+from support.compilers import compiled_cubin, needs_nvcc, needs_nvdisasm, sass
 from support.emulated_attention import error, flawed, growing_scores, rule_of
 from support.thinned import at, only
 
@@ -150,7 +150,7 @@ def test_softmax_runs_while_results_are_multiplied(attrs: dict[str, Any], tmp_pa
     assert params["overlap"]
     kernel = wgmma_attention.apply(mod, params, H200)
     assert kernel is not None
-    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
+    cubin = compiled_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
     assert not any(usage.spill_bytes for usage in cubin.usage.values())
     code = sass(cubin.content, tmp_path)
     # In the loop's body, scores are there once one group of wgmmas is left, and results once none is.

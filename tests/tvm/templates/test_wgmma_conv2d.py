@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from emulation import emulate, host
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.emulated_kernel import error
 from support.thinned import at
 from support.wgmma_cases import CONV_PARAMS, CONVOLUTIONS, PINGPONG, SMALL
@@ -33,11 +33,12 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({4, 20, 29}, CONVOLUTIONS))
+@pytest.mark.parametrize(("attrs", "params"), at({29}, CONVOLUTIONS))
 def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     assert error(wgmma_conv2d, rule_of(attrs), CONV_PARAMS | params, H200) <= 1
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     "params", at({1}, [{}, {"block_m": 256, "block_n": 128}, PINGPONG | {"block_m": 128, "block_n": 128, "stages": 5}])
@@ -48,7 +49,7 @@ def test_registers_suffice(params: dict[str, Any]) -> None:
     assert mod is not None
     source = host.lower(mod["main"]).source
     assert "wgmma.mma_async.sync.aligned.m64n" in source
-    [usage] = nvcc.compile_cubin(source, "sm_90a", nvcc.FAST_MATH_FLAGS).usage.values()
+    [usage] = compiled_cubin(source, "sm_90a", nvcc.FAST_MATH_FLAGS).usage.values()
     assert usage.spill_bytes == 0
 
 
@@ -92,7 +93,7 @@ def convolution(pad_value: float = 0.0, weights: str = "hwio", before: int = 1, 
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("weights", "before", "after", "channels"), at({0, 3}, [("hwio", 2, 0, 64), ("ohwi", 1, 1, 64), ("ohwi", 0, 2, 64), ("ohwi", 1, 1, 75)])
+    ("weights", "before", "after", "channels"), at({0}, [("hwio", 2, 0, 64), ("ohwi", 1, 1, 64), ("ohwi", 0, 2, 64), ("ohwi", 1, 1, 75)])
 )
 def test_other_paddings_and_weights_are_recognised(weights: str, before: int, after: int, channels: int) -> None:
     params = CONV_PARAMS | {"pack": int(channels % 8 > 0)}
@@ -116,7 +117,7 @@ def test_padding_with_other_values_is_not_taken() -> None:
 @pytest.mark.parametrize(
     "attrs",
     at(
-        {0, 3},
+        {3},
         [
             {},
             {"n": 128, "h": 7, "w": 7, "c": 512, "f": 512, "epilogue": ("bias", "add", "relu")},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from emulation import host
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.emulated_kernel import error
 from support.thinned import at
 from support.wgmma_cases import CONV_PARAMS, TRANSPOSED, UPSAMPLING
@@ -31,11 +31,12 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "params"), at({0, 7}, TRANSPOSED))
+@pytest.mark.parametrize(("attrs", "params"), at({7}, TRANSPOSED))
 def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     assert error(wgmma_conv2d_transpose, rule_of(attrs), CONV_PARAMS | params, H200) <= 1
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_first_choices_registers_suffice() -> None:
     mod = canonical.lower(rule_of(UPSAMPLING | DECODER))
@@ -44,7 +45,7 @@ def test_first_choices_registers_suffice() -> None:
     assert kernel is not None
     source = host.lower(kernel["main"]).source
     assert "wgmma.mma_async.sync.aligned.m64n" in source
-    [usage] = nvcc.compile_cubin(source, "sm_90a", nvcc.FAST_MATH_FLAGS).usage.values()
+    [usage] = compiled_cubin(source, "sm_90a", nvcc.FAST_MATH_FLAGS).usage.values()
     assert usage.spill_bytes == 0
 
 
@@ -75,7 +76,7 @@ def test_other_computations_are_left_to_others() -> None:
 @pytest.mark.parametrize(
     "attrs",
     at(
-        {0, 2},
+        {2},
         [
             DECODER,
             {"n": 8, "h": 64, "w": 64, "c": 128, "f": 64, "kh": 2, "kw": 2, "padding": 0},

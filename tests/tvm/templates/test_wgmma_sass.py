@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from emulation import host
-from support.compilers import needs_nvcc, needs_nvdisasm, sass
+from support.compilers import compiled_cubin, needs_nvcc, needs_nvdisasm, sass
 from support.thinned import at
 from support.wgmma_cases import PLAIN
 
@@ -51,7 +51,7 @@ def test_the_first_choice_multiplies_by_wgmma_and_loads_by_tma(rule: str, attrs:
     [first] = policy.propose(iter_space(mod), H200, 1)
     kernel = template.apply(mod, dict(first.candidate.params), H200)
     assert kernel is not None
-    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
+    cubin = compiled_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
     code = sass(cubin.content, tmp_path)
     assert re.search(multiply, code)
     assert "UTMALDG" in code
@@ -66,7 +66,7 @@ def test_gelu_of_a_first_mma_tile_is_computed_while_the_second_is_multiplied(tmp
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, LARGE | {"dtype": "float16", "epilogue": ("bias", "gelu")}))
     kernel = wgmma_matmul.apply(mod, params, H200)
     assert kernel is not None
-    code = sass(nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS).content, tmp_path)
+    code = sass(compiled_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS).content, tmp_path)
     behind = code.rindex("WARPGROUP.DEPBAR.LE gsb0, 0x0")
     first = code.rindex("WARPGROUP.DEPBAR.LE gsb0, 0x1", 0, behind)
     assert "HGMMA" not in code[first:behind]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import emulate, host
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.emulated_kernel import error
 from support.thinned import at
 from support.wgmma_cases import FEW_CHANNELS, SMEM_CONV_PARAMS, SMEM_CONVOLUTIONS, THREE_BY_THREE
@@ -37,7 +37,7 @@ def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("attrs", [FEW_CHANNELS, THREE_BY_THREE])
+@pytest.mark.parametrize("attrs", at({0}, [FEW_CHANNELS, THREE_BY_THREE]))
 def test_what_is_beside_a_window_does_not_reach_its_result(attrs: dict[str, Any]) -> None:
     """Lanes load pairs of elements: one beside the window may be infinite, and no weight of zero would make that zero."""
     rule = rule_of(attrs | {"n": 1})
@@ -52,6 +52,7 @@ def test_what_is_beside_a_window_does_not_reach_its_result(attrs: dict[str, Any]
     assert (np.isfinite(got[0]) == ~sees[:, :, None]).all()
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("params", at({1}, [{"blocks": 4}, {"mma_tiles": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}]))
 def test_registers_suffice(params: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ def test_registers_suffice(params: dict[str, Any]) -> None:
     assert mod is not None
     source = host.lower(mod["main"]).source
     assert "wgmma.mma_async.sync.aligned.m64n" in source
-    [usage] = nvcc.compile_cubin(source, "sm_90a", nvcc.FAST_MATH_FLAGS).usage.values()
+    [usage] = compiled_cubin(source, "sm_90a", nvcc.FAST_MATH_FLAGS).usage.values()
     assert usage.spill_bytes == 0
 
 
@@ -85,7 +86,9 @@ def test_none_where_it_does_not_apply(attrs: dict[str, Any], params: dict[str, A
     assert wgmma_window.apply(mod, SMEM_CONV_PARAMS | params, H200) is None
 
 
-@pytest.mark.parametrize("attrs", [FEW_CHANNELS, FEW_CHANNELS | {"f": 200, "out_dtype": "float32"}, THREE_BY_THREE | {"c": 12, "f": 24}])
+@pytest.mark.parametrize(
+    "attrs", at({0}, [FEW_CHANNELS, FEW_CHANNELS | {"f": 200, "out_dtype": "float32"}, THREE_BY_THREE | {"c": 12, "f": 24}])
+)
 def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(attrs))
     proposals = policy.propose(iter_space(mod), H200, 20)

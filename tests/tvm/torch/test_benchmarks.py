@@ -54,6 +54,7 @@ def test_drawn_operators_are_valid_within_limits_and_independent_of_their_number
     assert drawn(8, 3, list(DRAWN), "cuda") != drawn(7, 3, list(DRAWN), "cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule_name", every(2, [name for name in DRAWN if name != "gemv_i4"]))  # torch packs 4-bit weights on GPUs alone
 def test_torch_computes_what_drawn_operators_do(rule_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "cuda", Limits(1e6, 1e6, 1e5, ("float16", "float32"), has_narrow=False))

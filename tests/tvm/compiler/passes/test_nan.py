@@ -9,7 +9,7 @@ import pytest
 import tvm
 import tvm_ffi
 from emulation import Kernel
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned
@@ -20,7 +20,6 @@ from kerneldecl.hardware.host import detect
 from kerneldecl.model import Arch, Candidate
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.templates import wgmma_matmul
-from kerneldecl.toolchain import nvcc
 
 ROOT = REPOSITORY
 HOST, H200, T4 = detect(), load_arch(ROOT, "h200"), load_arch(ROOT, "t4")
@@ -99,7 +98,7 @@ def test_integers_and_indices_are_left_alone() -> None:
 def test_cuda_sources_with_maxima_compile_and_use_the_instruction(dtype: str) -> None:
     mod = first_candidate(lowered("elementwise", op="maximum", shape=(4096, 64), dtype=dtype), "gpu_elementwise", H200)
     source = cuda.cuda_source(mod, H200, "kd_max")
-    cubin = nvcc.compile_cubin(source, "sm_90", cuda._flags(mod["main"]))
+    cubin = compiled_cubin(source, "sm_90", cuda._flags(mod["main"]))
     assert cubin.usage["kd_max_kernel"].spill_bytes == 0
     assert "max.NaN.f32" in source
 
@@ -109,7 +108,7 @@ def test_a_gpu_without_the_instruction_gets_comparisons() -> None:
     mod = first_candidate(lowered("reduce", op="max", shape=(4096, 64), axes=(-1,)), "gpu_reduce", T4)
     source = cuda.cuda_source(mod, T4, "kd_max")
     assert ".NaN" not in source
-    assert nvcc.compile_cubin(source, "sm_75", cuda._flags(mod["main"]))
+    assert compiled_cubin(source, "sm_75", cuda._flags(mod["main"]))
 
 
 @pytest.mark.parametrize("attrs", [{"op": "add"}, {"op": "maximum", "dtype": "int32"}], ids=str)
