@@ -61,7 +61,7 @@ def results(rule: Rule, form: str, x: Array, *, is_parallel: bool = True) -> lis
     return outs
 
 
-@pytest.mark.parametrize(("dtype", "form"), every(4, DTYPES, FORMS))
+@pytest.mark.parametrize(("dtype", "form"), every(5, DTYPES, FORMS))
 def test_each_form_gives_what_the_reference_does(dtype: str, form: str) -> None:
     is_tried = False
     sorts = [rule_of("sort", shape=(3, extent), descending=bool(extent % 2), dtype=dtype) for extent in (1, 16, 77, 300, 1027)]

@@ -42,7 +42,7 @@ def test_packed_weights_are_unpacked_one_by_one_on_cuda_cores(dtype: str, zero_p
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("weights", "dtype"), [("int4", "float16"), ("float8_e4m3fn", "bfloat16")])
+@pytest.mark.parametrize(("weights", "dtype"), at({0}, [("int4", "float16"), ("float8_e4m3fn", "bfloat16")]))
 def test_weights_in_rows_become_16_bits_one_by_one_on_cuda_cores(weights: str, dtype: str) -> None:
     rule = load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"m": 5, "n": 64, "k": 128, "weights": weights, "dtype": dtype})
     right(rule, Candidate.of("gpu_matmul_simt", {**SIMT, "split_k": 1}), T4)
@@ -140,7 +140,7 @@ FLOAT8: dict[str, Any] = {"m": 33, "n": 96, "k": 256, "layout": "nt", "dtype": "
 
 
 @needs_nvcc
-@pytest.mark.parametrize("attrs", [{}, {"dtype": "float8_e5m2", "out_dtype": "float32", "k": 200}, {"epilogue": ["bias", "relu"]}])
+@pytest.mark.parametrize("attrs", at({1}, [{}, {"dtype": "float8_e5m2", "out_dtype": "float32", "k": 200}, {"epilogue": ["bias", "relu"]}]))
 def test_float8_before_ada_is_multiplied_in_float16(attrs: dict[str, Any]) -> None:
     rule = load_rule(REPOSITORY, "matmul").of(REPOSITORY, FLOAT8 | attrs)
     right(rule, Candidate.of("gpu_matmul_scaled", {**TC, "stages": 3, "smem_epilogue": 0, "split_k": 1}), A100)
