@@ -110,7 +110,7 @@ WRONG = {
     "sum_does_not_begin_with_zero": "wrong",
     "sum_races": "wrong",
     "sum_does_not_wait": "wrong",
-    "sum_reads_uninitialized_memory": "wrong",
+    "sum_reads_uninitialized_memory": "wrong|its results differ from call to call",  # as the allocator has it
     "max_leaves_out_nan": "where inputs hold zeros, tiny numbers and NaN",
     "max_loses_nan_before_the_last": "where inputs hold zeros, tiny numbers and NaN",
     "soft_overflows": "where inputs hold infinities and huge numbers",
@@ -128,7 +128,7 @@ WRONG = {
     "append_writes_into_its_keys": "it writes into its input K",
     "append_writes_behind_its_cache": "it writes behind its output V_cache",
 }
-"""Each wrong kernel with a part of the sentence that refuses it."""
+"""Each wrong kernel with a part of the sentence that refuses it, or several, of which one does."""
 LIMIT_SECS = 60.0
 LATE_SECS = 0.005
 """How long after its return a kernel that does not wait for its threads writes the last result."""
@@ -177,7 +177,8 @@ def test_the_right_kernel_passes(kernels: Kernels, name: str) -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_refused_with_its_reason(kernels: Kernels, name: str) -> None:
-    assert WRONG[name] in refusal(kernels, name)
+    said = refusal(kernels, name)
+    assert any(part in said for part in WRONG[name].split("|")), said
 
 
 @pytest.mark.parametrize(("action", "fields"), [("confirm", {}), ("sample", {"calls": 2, "samples": 1})])
