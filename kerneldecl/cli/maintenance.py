@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
+from kerneldecl.cli.model import extracted, how_read
 from kerneldecl.cli.options import Settings, json_option, print_result
-from kerneldecl.cli.waiting import waiting
 from kerneldecl.errors import ExitCode
 
 _SIZES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1024.0, "MIB": 1024.0**2, "GIB": 1024.0**3, "TIB": 1024.0**4}
@@ -50,18 +50,20 @@ class Quantity(click.ParamType[float]):
     "--target", "targets", multiple=True, metavar="ARCH", help="An arch to build for, host or one of `kerneldecl archs`; repeatable."
 )
 @click.option("--from", "model", metavar="MODEL", help="Declare what this model calls, as `extract` does, instead of an example.")
+@how_read
 @click.pass_obj
-def init(settings: Settings, targets: tuple[str, ...], model: str | None) -> None:
+def init(settings: Settings, /, targets: tuple[str, ...], model: str | None, dims: tuple[str, ...], **of: str | None) -> None:
     """Write a workloads.toml to start from, its JSON Schema and .gitignore."""
     from kerneldecl.cli.init import initialise
-    from kerneldecl.extract.extract import extract_model, extracted_text, model_name
+    from kerneldecl.extract.extract import extracted_text, model_name
 
     root = settings.root
+    if model is None and (dims or any(of.values())):
+        raise click.UsageError("--dim, --rows and --dtype say how a model is read; name one by --from")
     written = initialise(root, targets) if model is None else initialise(root, targets, name=model_name(model), entries=False)
     found = None
     try:
-        with waiting(f"reading {model}") if model is not None else contextlib.nullcontext():
-            found = extract_model(model, root) if model is not None else None
+        found = extracted(model, root, dims, of) if model is not None else None
     finally:
         if model is not None and found is None:
             for path in written[:2]:

@@ -5,7 +5,7 @@ Knows nothing of how either is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,30 @@ from kerneldecl.cli.waiting import waiting
 from kerneldecl.errors import ExitCode
 
 
+def how_read(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how a model is read: `dims`, `rows` and `dtype`."""
+    for option in (
+        click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), help="Make a half-precision model of a float32 one."),
+        click.option("--rows", metavar="NAME=SIZE,…..MOST", help="Dynamic dimension of which entries take any size, tuned for some."),
+        click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes of a dynamic dimension that get entries."),
+    ):
+        command = option(command)
+    return command
+
+
+def extracted(model: str, root: Path, dims: tuple[str, ...], of: Mapping[str, str | None]) -> dict[str, Any]:
+    """Declare in a workspace what a model calls, read as these options say; return what `extract` prints."""
+    from kerneldecl.extract.extract import any_rows_of, extract_model, sizes_of
+
+    rows = any_rows_of(of["rows"]) if of["rows"] else None
+    with waiting(f"reading {model}"):
+        return extract_model(model, root, sizes_of(dims), of["dtype"] or "", rows)
+
+
 @click.command()
 @click.argument("model")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="The workspace's workloads.toml, new or not.")
-@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes of a dynamic dimension that get entries; repeatable.")
-@click.option("--rows", metavar="NAME=SIZE,…..MOST", help="Dynamic dimension of which entries take any size, tuned for some.")
-@click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), help="Make a half-precision model of a float32 one.")
+@how_read
 @json_option
 @click.pass_obj
 def extract(settings: Settings, /, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool, **of: str | None) -> None:
@@ -31,15 +49,12 @@ def extract(settings: Settings, /, model: str, output: Path | None, dims: tuple[
     Run again, it adds new entries, marks those no longer called and keeps every other line.
     """
     from kerneldecl.declare.toml_keys import FILE
-    from kerneldecl.extract.extract import any_rows_of, extract_model, extracted_text, sizes_of
+    from kerneldecl.extract.extract import extracted_text
 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; expected a path that ends in {FILE}")
     root = settings.root if output is None else output.resolve().parent
-    rows = any_rows_of(of["rows"]) if of["rows"] else None
-    with waiting(f"reading {model}"):
-        found = extract_model(model, root, sizes_of(dims), of["dtype"] or "", rows)
-    print_result(as_json, found, extracted_text)
+    print_result(as_json, extracted(model, root, dims, of), extracted_text)
 
 
 @click.command()

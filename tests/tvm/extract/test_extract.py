@@ -418,3 +418,10 @@ def test_entries_that_are_no_tables_are_left_as_they_are(space: Space, extract: 
 def test_every_operation_of_the_elementwise_rule_is_proposed() -> None:
     (operations,) = [get_args(hint) for name, hint in get_type_hints(load_rule(STANDARD, "elementwise")).items() if name == "op"]
     assert sorted((*UNARY, *BINARY)) == sorted(operations)
+
+
+def test_a_workspace_begins_with_the_sizes_of_a_dynamic_model(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(space.root)
+    space.command("init", "--from", "nets:swiglu_of_any_length", "--dim", "n=4")
+    assert {entry["m"] for entry in declared(space) if entry["rule"] == "matmul"} == {4}
+    assert "name one by --from" in space.command("-C", "other", "init", "--dim", "n=4").err
