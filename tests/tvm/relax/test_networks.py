@@ -88,7 +88,8 @@ def test_functions_in_float32_are_those_of_standard_rules(tmp_path: Path) -> Non
     space = extracted(tmp_path, networks)
     found = {network.name: rules(space, network) for network in networks}
     assert found["mlp"] == {"matmul": 3, "softmax": 1}
-    assert found["resnet18"] == {"conv2d": 18, "tensor_ir": 1, "reduce": 1, "matmul": 1}
+    # Of images of 32 x 32 the last mean is of one pixel, which is a view.
+    assert found["resnet18"] == {"conv2d": 18, "tensor_ir": 1, "matmul": 1}
     assert found["llama_prefill"]["rms_norm"] == 1
 
 

@@ -110,11 +110,11 @@ def proposals(name: str, mod: tvm.IRModule, arch: Arch = ARCH, top_k: int = 20) 
 
 
 def schedules(name: str, mod: tvm.IRModule) -> Iterator[Any]:
-    """Apply every candidate that a policy proposes; each must apply: what a policy for this template proposes, fits."""
-    template = importlib.import_module(f"kerneldecl.templates.{name}")
+    """Apply every candidate that a policy proposes; each must apply: what a policy proposes for a template, fits."""
     proposed = proposals(name, mod)
     assert proposed
     for proposal in proposed:
+        template = importlib.import_module(f"kerneldecl.templates.{proposal.candidate.template}")
         sch = template.apply(mod, dict(proposal.candidate.params), ARCH)
         assert sch is not None, proposal
         yield sch
