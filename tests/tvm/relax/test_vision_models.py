@@ -66,7 +66,8 @@ def test_all_of_resnet_but_its_pooling_is_standard_rules(suffix: str, tmp_path: 
     assert 0.99 < coverage["flops"] < 1
     tables = declared(space)
     rules = Counter(table["rule"] for table in tables)
-    assert rules.keys() == {"transpose", "conv2d", "tensor_ir", "reduce", "matmul"}
+    # The last mean is of one pixel, which is a view.
+    assert rules.keys() == {"transpose", "conv2d", "tensor_ir", "matmul"}
     assert [table["name"] for table in tables if table["rule"] == "tensor_ir"] == ["max_pool2d"]
     assert rules["transpose"] == 1, "the image, once"
     epilogues = {tuple(table["epilogue"]) for table in tables if table["rule"] == "conv2d"}
