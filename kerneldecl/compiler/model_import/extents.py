@@ -74,7 +74,7 @@ def most(left: Any, right: Any) -> Any:
 
 
 def quotient(left: Any, right: Any) -> Any:
-    """Return left / right, rounded towards 0, of which neither is negative where one is no number."""
+    """Return left / right, truncated; raise UnknownError for symbolic extents that may be negative."""
     left, right = plain(left), plain(right)
     if isinstance(left, int) and isinstance(right, int):
         if right == 0:
@@ -100,7 +100,7 @@ def product(factors: Sequence[Any]) -> Any:
 
 
 def ratio(above: Sequence[Any], below: Sequence[Any]) -> Any:
-    """Return the product of some extents divided by that of others: TVM cancels no factor that it does not know the size of."""
+    """Return the quotient of two products of extents. Equal symbolic factors cancel, which TVM's simplifier does not do."""
     left, right = list(_factors(above)), []
     for factor in _factors(below):
         same = next((at for at, each in enumerate(left) if not isinstance(factor, int) and are_equal(each, factor)), None)
