@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY
+from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, VECTOR_BYTES
 from kerneldecl.analysis.matmul_packed import BARRIER_BYTES, COLUMNS, PADDING_BYTES, PackedSizes
 from kerneldecl.analysis.matmul_packed_persistent import MAX_PERSISTENT_STAGES, STEPS, PersistentParams
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
@@ -40,15 +40,19 @@ class GemvPackedParams(NamedTuple):
     """Whether one lane copies a warp's weights in bulk; else each lane copies 16 bytes of each 512."""
     prefetch: int = 0
     """Steps of a warp whose weights come to L2 while the preceding kernel ends."""
+    grid: int = 0
+    """Thread blocks; 0 for as few as `tiles` allows."""
+    alone: int = 0
+    """Whether an SM has shared memory for `blocks` thread blocks and no more, so that none of the next kernel comes beside them."""
 
     def candidate(self) -> Candidate:
-        return Candidate.of(TEMPLATE, self._asdict())
+        return Candidate.of(TEMPLATE, {name: value for name, value in self._asdict().items() if value or name not in {"grid", "alone"}})
 
     @property
     def walk(self) -> PersistentParams:
         """The persistent GEMM with the same tiles and steps."""
         shared = (self.rows, self.step, self.warps, self.tiles, self.stages)
-        return PersistentParams(*shared, held=self.tiles, bulk=self.bulk, prefetch=self.prefetch, interleave=1)
+        return PersistentParams(*shared, held=self.tiles, bulk=self.bulk, prefetch=self.prefetch, interleave=1, grid=self.grid)
 
     def pitch(self, sizes: PackedSizes) -> int:
         """Bytes from a warp's row of activations in shared memory to the next."""
@@ -66,8 +70,11 @@ class GemvPackedParams(NamedTuple):
         """Return where in shared memory the barriers of stages begin: behind all else."""
         return self.ring_offset(sizes) + self.warps * self.walk.ring_bytes(sizes)
 
-    def smem_bytes(self, sizes: PackedSizes) -> int:
-        return self.barrier_offset(sizes) + self.bulk * self.warps * self.stages * BARRIER_BYTES
+    def smem_bytes(self, sizes: PackedSizes, gpu: Gpu) -> int:
+        """Bytes that a thread block asks for: those that it needs, or more of them where it wants no other one beside it."""
+        needed = self.barrier_offset(sizes) + self.bulk * self.warps * self.stages * BARRIER_BYTES
+        crowding = gpu.smem_per_sm_bytes // (self.blocks + 1) // VECTOR_BYTES * VECTOR_BYTES
+        return max(needed, crowding) if self.alone else needed
 
     def registers(self, sizes: PackedSizes) -> int:
         """Registers that a thread needs, about (nvcc 13.0); it gets up to 24 more where there are some."""
@@ -88,14 +95,16 @@ class GemvPackedParams(NamedTuple):
             and sizes.k % self.step == 0
             and 2 <= self.stages <= MAX_PERSISTENT_STAGES
             and 1 <= self.tiles <= walk.row_tiles(sizes)
+            and (self.grid == 0 or self.tiles == -(-walk.row_tiles(sizes) // self.grid))
+            and self.alone in (0, 1)
             and (self.bulk == 0 or (self.bulk == 1 and gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY))
-            and 0 <= self.prefetch < self.stages
+            and 0 <= self.prefetch <= self.tiles * walk.slice_steps(sizes)
             and 1 <= self.warps <= walk.steps(sizes)
             and walk.threads <= gpu.max_threads_per_block
             and self.blocks >= 1
             and self.blocks * walk.threads <= gpu.max_threads_per_sm
             and self.blocks * walk.threads * self.registers(sizes) <= gpu.registers_per_sm
-            and self.smem_bytes(sizes) <= gpu.smem_per_block_optin_bytes
-            and self.blocks * (self.smem_bytes(sizes) + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
+            and self.smem_bytes(sizes, gpu) <= gpu.smem_per_block_optin_bytes
+            and self.blocks * (self.smem_bytes(sizes, gpu) + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
             and sizes.n * sizes.k < 2**31
         )

@@ -1,7 +1,11 @@
 """Owns which GEMVs with packed 4-bit weights on mma.sync a GPU should try, and how long each is predicted to take.
 
 Knows nothing of TVM or of how the template applies them. Times are those of persistent kernels, but for the activations, which stay in
-shared memory; none of these kernels has been timed yet.
+shared memory.
+
+With PDL thread blocks of the next kernel come as soon as an SM has room, and wait there. That overlaps their start, but spreads them
+unevenly where the grid does not fill all SMs: then some SMs get two thread blocks of one kernel and others none. So thread blocks are
+either alone on their SM, or exactly as many as all SMs, each with room for one of the next kernel beside each.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import itertools
 from collections.abc import Iterator
 
 from kerneldecl.analysis.gemv_packed import GEMV_TILES, GemvPackedParams
-from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, SM_PARTITIONS
+from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, FIRST_PDL_CAPABILITY, SM_PARTITIONS
 from kerneldecl.analysis.matmul_packed import PackedSizes
 from kerneldecl.analysis.matmul_packed_persistent import STEPS
 from kerneldecl.analysis.packed_weights import TILE_K, TILE_ROWS
@@ -18,10 +22,11 @@ from kerneldecl.model import Gpu, Proposal
 from kerneldecl.policies.gpu import packed_persistent as persistent
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved, least_secs
 from kerneldecl.policies.gpu.tensor_core_model import multiplies_per_cycle
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, p_norm
 
 MAX_PROPOSED_ROWS = 4
-"""Rows of activations at most: with more, thread blocks wait for their activations, and kernels in clusters come first."""
+"""Rows of activations at most: with more, thread blocks wait for their activations, and kernels in clusters come first. Of four rows a GEMV
+took 11.4 us, the fastest other kernel 11.8 (8192 x 8192; H200, 2026-11)."""
 MAX_PROPOSALS = 10
 SM_WARPS = (16, 32)
 """Warps of an SM."""
@@ -46,10 +51,13 @@ LOAD_LATENCY_SECS = 0.4e-6
 """Seconds from a copy to its arrival, while all SMs load. Assumed, less than for persistent kernels: of GEMVs with weights in rows, whose
 warps read weights that follow each other as well, those of sixteen warps with two stages of 2 KB were faster than all with more (16384 x
 16384; H200, 2026-11)."""
-SPARE_REGISTERS, REGISTER_UNIT = 10, 8
-"""Registers that nvcc 13.0 gives a thread besides those that it needs, where there are some, and those that come at once."""
-UNMEASURED_SLOWDOWN = 1.1
-"""How much longer kernels are taken to take than predicted, so that those come first that have been timed. Assumed."""
+ACTIVATION_BYTES_PER_CLOCK = 19.0
+"""Rate at which activations come to a thread block that all others ask for at the same time: a warp waits for its own alone, so it is
+higher than that of persistent kernels. Four rows took 1.2 to 1.6 us longer than one (8192 x 8192; H200, 2026-11), as the next two."""
+BULK_SECS = -0.3e-6
+"""Seconds that bulk copies cost: they save 0.16 and 0.35 us of tiles of 64 and 32 rows, and cost 0.3 of those of 16."""
+NEXT_TILE_SECS = 0.4e-6
+"""Seconds that it costs to have more than one tile: one of 64 rows took 10.0 to 10.25 us, two and four 10.3 to 10.8."""
 
 
 def proposals(sizes: PackedSizes, gpu: Gpu, moved: int) -> Iterator[Proposal]:
@@ -61,8 +69,8 @@ def proposals(sizes: PackedSizes, gpu: Gpu, moved: int) -> Iterator[Proposal]:
 
 
 def _tile(params: GemvPackedParams) -> tuple[int, ...]:
-    """Return what decides in which pieces weights come, how, and by how many thread blocks."""
-    return params.rows, params.step, params.warps, params.tiles, params.bulk
+    """Return what decides in which pieces weights come, how, and to which thread blocks."""
+    return params.rows, params.step, params.warps, params.tiles, params.alone, params.bulk
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
@@ -73,17 +81,21 @@ def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
     for rows, step, blocks, sm_warps, (stages, bulk, prefetch) in itertools.product(GEMV_TILES, STEPS, BLOCKS, SM_WARPS, copies):
         tiles = -(-sizes.n // (rows * blocks * gpu.sm_count))
         params = GemvPackedParams(rows, step, sm_warps // blocks, tiles, stages, blocks, bulk, prefetch)
+        grid = params.walk.blocks(sizes)
         # With fewer rows of weights k should be divided among thread blocks.
-        fills_half = 2 * params.walk.blocks(sizes) >= gpu.sm_count
-        if rows * step // 2 in STEP_BYTES and fills_half and params.fits(sizes, gpu):
-            yield params
+        fills = 2 * grid >= gpu.sm_count and grid > (blocks - 1) * gpu.sm_count
+        if rows * step // 2 in STEP_BYTES and fills:
+            yield from (each for each in _placed(params, gpu) if each.fits(sizes, gpu))
 
 
-def _has_room(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, blocks: int) -> bool:
-    """Say whether an SM has room for more thread blocks than it gets."""
-    given = gpu.registers_per_sm // (params.blocks * params.walk.threads) // REGISTER_UNIT * REGISTER_UNIT
-    registers = min(given, params.registers(sizes) + SPARE_REGISTERS)
-    return occupancy(gpu, params.walk.threads, registers, params.smem_bytes(sizes)) > blocks
+def _placed(params: GemvPackedParams, gpu: Gpu) -> Iterator[GemvPackedParams]:
+    """Yield thread blocks that are alone on their SM, and as many as fill all SMs with room beside them; without PDL as they are."""
+    if gpu.compute_capability < FIRST_PDL_CAPABILITY:
+        yield params
+        return
+    yield params._replace(alone=1)
+    if params.tiles > 1:
+        yield params._replace(blocks=2 * params.blocks, grid=params.blocks * gpu.sm_count)
 
 
 def _secs(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, moved: int) -> float:
@@ -102,10 +114,11 @@ def _secs(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, moved: int) ->
         warp_steps * (persistent.MMA_CYCLES * params.step / 16 + persistent.WARP_CYCLES * instructions) * cycle,
         warp_steps / (params.stages - 1) * LOAD_LATENCY_SECS,
     )
-    activation_secs = per_sm * params.activation_bytes(sizes) / persistent.ACTIVATION_BYTES_PER_CLOCK * cycle
-    once_secs = persistent.once_secs(sizes, walk, gpu, has_room=_has_room(sizes, params, gpu, per_sm))
+    activation_secs = per_sm * params.activation_bytes(sizes) / ACTIVATION_BYTES_PER_CLOCK * cycle
+    once_secs = persistent.once_secs(sizes, walk, gpu, has_room=False)
+    once_secs += BULK_SECS * params.bulk + NEXT_TILE_SECS * (params.tiles > 1)
     # The last arrivals are multiplied alone.
-    return UNMEASURED_SLOWDOWN * (p_norm(*times, exponent=persistent.OVERLAP) + issued + activation_secs + once_secs)
+    return p_norm(*times, exponent=persistent.OVERLAP) + issued + activation_secs + once_secs
 
 
 def _instructions(sizes: PackedSizes, params: GemvPackedParams) -> float:

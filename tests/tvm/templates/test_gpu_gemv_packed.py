@@ -53,9 +53,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
         {"m": 3, "n": 112, "k": 960, "group": 64, "dtype": "bfloat16"},
         {"tiles": 2, "bulk": 1},
     ),
+    "one row, more thread blocks than tiles need, one with fewer, alone, prefetch of all steps": (
+        {"m": 1, "n": 160, "k": 512},
+        {"rows": 32, "tiles": 2, "grid": 4, "alone": 1, "prefetch": 4},
+    ),
     "eight rows, zero points, tiles of 32": ({"m": 8, "n": 96, "k": 1024, "zero_points": True}, {"rows": 32, "step": 256}),
 }  # fmt: skip
 OF_EACH_KIND = (
+    "one row, more thread blocks than tiles need, one with fewer, alone, prefetch of all steps",
     "one row in bulk, L2 prefetch across tiles, more stages than steps of a tile",
     "one row, zero points, tiles of 32 that share rows, the last warp has fewer steps, bias",
     "three rows, bfloat16, groups of 64",
@@ -140,16 +145,30 @@ def test_the_template_takes_every_candidate(gpu: str, attrs: dict[str, Any]) -> 
     assert all(made(sizes, dict(each.candidate.params), load_arch(ROOT, gpu)) is not None for each in proposals)
 
 
-def test_some_proposals_for_one_row_are_gemvs_and_none_for_many_or_few_weights_or_floats() -> None:
+def test_every_second_proposal_for_one_row_is_a_gemv_and_none_for_many_or_few_weights_or_floats() -> None:
     sizes = {"n": 8192, "k": 8192}
     first, *_ = policy.propose(iter_space(canonical.lower(rule_of({"m": 1, **sizes}))), load_arch(ROOT, "h200"), 1)
-    assert first.candidate.template == "gpu_matmul_packed_persistent"  # which has been timed
-    assert len(proposed({"m": 1, **sizes}, "h200", 8)) == 2
-    assert len(proposed({"m": 1, **sizes}, "h200", 20)) == 5
+    assert first.candidate.template == "gpu_gemv_packed"
+    assert len(proposed({"m": 1, **sizes}, "h200", 8)) == 4
     assert not proposed({"m": 8, **sizes}, "h200", 100)
     assert not proposed({"m": 1, "n": 512, "k": 8192}, "h200", 100)  # too few thread blocks
     mxfp4 = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
     assert not proposed({"m": 1, **sizes, **mxfp4}, "h200", 100)
+
+
+def test_thread_blocks_are_alone_or_fill_all_sms_and_leave_room_for_as_many() -> None:
+    gpu = load_arch(ROOT, "h200").the_gpu
+    sizes = packed_of(iter_space(canonical.lower(rule_of({"m": 1, "n": 8192, "k": 8192}))))
+    found = [GemvPackedParams(**dict(each.candidate.params)) for each in proposed({"m": 1, "n": 8192, "k": 8192}, "h200", 1000)]  # type: ignore[arg-type]
+    assert {params.alone for params in found} == {0, 1}
+    for params in found:
+        fitting = gpu.smem_per_sm_bytes // (params.smem_bytes(sizes, gpu) + gpu.smem_reserved_per_block_bytes)
+        blocks = params.walk.blocks(sizes)
+        assert fitting == params.blocks if params.alone else blocks * 2 == params.blocks * gpu.sm_count
+    assert all(
+        dict(each.candidate.params).keys().isdisjoint({"alone", "grid"})
+        for each in proposed({"m": 1, "n": 8192, "k": 8192}, "a100-80gb", 1000)
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,6 +186,8 @@ def test_some_proposals_for_one_row_are_gemvs_and_none_for_many_or_few_weights_o
         ({}, {"stages": 25}),
         ({}, {"warps": 9}),  # more than steps
         ({}, {"tiles": 3}),  # more than there are
+        ({"n": 192}, {"tiles": 2, "grid": 1}),  # would have three each
+        ({}, {"alone": 2}),
         ({}, {"blocks": 0}),
         ({"k": 2048}, {"warps": 32, "blocks": 3}),  # more than threads
         ({}, {"bulk": 2}),
