@@ -76,7 +76,8 @@ def compared(given: argparse.Namespace, folder: Path, kept: KeptRows) -> None:
     """Tune twice what is not kept yet, or once more what a workspace has tuned, and keep a row of each entry."""
     earlier = given.again.resolve() if given.again else folder / "first"
     declaration = declare(earlier) if given.again else declaration_of(given, folder / "all")
-    declaration = replace(declaration, workloads=tuple(each for each in declaration.workloads if each.name not in kept.rows))
+    chosen = select(declaration.workloads, given.only or ())
+    declaration = replace(declaration, workloads=tuple(each for each in chosen if each.name not in kept.rows))
     if not declaration.workloads:
         return
     first, failed, first_secs = tuned(earlier, declaration, given.jobs)
