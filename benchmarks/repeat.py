@@ -20,7 +20,7 @@ from typing import Any
 
 from bench_support.kept_rows import KeptRows
 from bench_support.random_entries import DRAWN, drawn, toml_of
-from bench_support.repeats import OTHER, summary, verdict
+from bench_support.repeats import NEAR, OTHER, changes, quantiles, summary, verdict
 from bench_support.table import machine, show, show_machine, write_json
 
 from kerneldecl.api import run_build
@@ -89,21 +89,28 @@ def compared(given: argparse.Namespace, folder: Path, kept: KeptRows) -> None:
     for workload in declaration.workloads:
         name = workload.name
         if name in first and name in second:
-            kept.add({"entry": name, "rule": workload.rule, **verdict(first[name].trials, second[name].trials)})
+            ours, theirs = first[name].trials, second[name].trials
+            kept.add({"entry": name, "rule": workload.rule, **verdict(ours, theirs), "changes": changes(ours, theirs)})
         else:
             reason = {**failed, **failed_then}.get(workload.entry, "not tuned")
             print(f"{name}: {reason}", flush=True)
 
 
 def of_stores(folders: Sequence[Path]) -> list[Row]:
-    """Return a row of each tuning that two stores have, such as those of two machines: of one key, and so of the same candidates."""
-    first, second = ({record.key: record for record in LocalStore(folder.resolve()).all("tune", is_local=False)} for folder in folders)
-    both = [(TuneResult(key, first[key].result), TuneResult(key, second[key].result)) for key in sorted(first.keys() & second.keys())]
-    print(f"{len(first)} and {len(second)} tunings, {len(both)} of them of the same keys", flush=True)
+    """Return a row of each tuning that two stores have, such as those of two machines: of one computation and the same arch."""
+    first, second = (_tunings(folder) for folder in folders)
+    both = [(first[symbol], second[symbol]) for symbol in sorted(first.keys() & second.keys())]
+    print(f"{len(first)} and {len(second)} tunings, {len(both)} of them of the same computations", flush=True)
     gpus = [" and ".join(each.measured_on.get("gpu", "unknown") for each in pair) for pair in both]
     return [
-        {"entry": one.symbol, "gpus": which, **verdict(one.trials, other.trials)} for (one, other), which in zip(both, gpus, strict=True)
+        {"entry": one.symbol, "gpus": which, **verdict(one.trials, other.trials), "changes": changes(one.trials, other.trials)}
+        for (one, other), which in zip(both, gpus, strict=True)
     ]
+
+
+def _tunings(folder: Path) -> dict[str, TuneResult]:
+    found = (TuneResult(record.key, record.result) for record in LocalStore(folder.resolve()).all("tune", is_local=False))
+    return {each.symbol: each for each in found}
 
 
 def _shown(rows: Sequence[Row]) -> list[Row]:
@@ -152,9 +159,11 @@ def main() -> None:
         rows = list(kept.rows.values())
     total = summary(rows)
     show("Two tunings of the same entries", [total])
+    changed = quantiles([change for row in rows for change in row.get("changes", ())])
+    show(f"Change of the ratio of two candidates, both within {NEAR:.0%} of the fastest, that so many pairs do not exceed", [changed])
     if others := _shown(rows):
         show("Other winners (apart: how much slower the one is than the other, in the race that saw less)", others)
-    write_json(given.json, about, {"asked": asked, "summary": total, "entries": rows})
+    write_json(given.json, about, {"asked": asked, "summary": total, "changes": changed, "entries": rows})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ BUDGET = 0.02
 _Z = 4.0
 """Standard errors that noise alone does not reach: once in 30 000 comparisons."""
 _BETWEEN_RUNS = 0.005
-"""What two measurements of one kernel differ by besides their noise, as `tuning.race.NOISE`."""
+"""What two measurements of one kernel differ by besides their noise. Two machines differ by more: see `tuning.race.NOISE`."""
 _UNKNOWN_NOISE = 0.01
 """Standard error of a time whose samples are not known."""
 

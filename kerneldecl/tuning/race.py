@@ -57,8 +57,9 @@ BUDGETS: Mapping[str, Budget] = {
 """Budget by kind of arch."""
 _HEATED = Budget((Round(1, 1.5, 20, least=1), Round(3, 1.15, 8), Round(9, 1.06, 4, least=5)), 1e-3, 1.0)
 """Of a GPU whose samples are steady: each comes after the kernel has heated the GPU up for longer than a sample takes."""
-NOISE = 0.005
-"""Two medians closer than this are one to us."""
+NOISE = 0.01
+"""Two medians closer than this are one to us. From one H200 to another the ratio of two kernels' times changed by less in nine pairs of
+ten, by less than half of it in three of four (those within 5 % of the fastest of 23 entries; `benchmarks/repeat.py --stores`, 2026-11)."""
 LUCK = 1.2
 """Ratio of times up to which few samples may show a candidate faster than it is."""
 
@@ -131,10 +132,9 @@ def ranking(trials: Sequence[Trial]) -> tuple[list[Trial], int]:
     timed = _by_time(trials)
     if not timed:
         return list(trials), 0
-    winner, *_ = tied = finalists(trials)
+    winner, *_ = finalists(trials)
     others = [m for m in timed if m is not winner]
-    fastest = min(tied, key=timed.index)
-    return [winner, *others, *(m for m in trials if not m.samples)], sum(_is_tied(fastest, m) for m in timed) - 1
+    return [winner, *others, *(m for m in trials if not m.samples)], len(tied(trials)) - 1
 
 
 def finalists(trials: Sequence[Trial]) -> list[Trial]:
@@ -146,6 +146,13 @@ def finalists(trials: Sequence[Trial]) -> list[Trial]:
     most = max((len(m.samples) for m in timed if m.run_secs <= LUCK * timed[0].run_secs), default=0)
     final = [m for m in timed if 2 * len(m.samples) > most]
     return [m for m in trials if any(m is other and _is_tied(final[0], m) for other in final)]
+
+
+def tied(trials: Sequence[Trial]) -> list[Trial]:
+    """Return who cannot be told from the fastest of the final, whether it came to the final or not, in the order of time."""
+    final, timed = finalists(trials), _by_time(trials)
+    fastest = min(final, key=timed.index)
+    return [m for m in timed if _is_tied(fastest, m)]
 
 
 def _by_time(trials: Sequence[Trial]) -> list[Trial]:

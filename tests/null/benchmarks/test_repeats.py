@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from bench_support.kept_rows import FILE, KeptRows
 from bench_support.recording import Span, busy_secs, gaps
-from bench_support.repeats import summary, verdict
+from bench_support.repeats import changes, quantiles, summary, verdict
 
 from kerneldecl.model import Candidate, Trial
 
@@ -35,9 +36,19 @@ def test_other_winners_are_as_far_apart_as_the_race_saw_them_that_saw_less() -> 
     assert verdict([trial("a", 1.0)], [trial("b", 1.0)])["apart"] is None, "neither race has timed both"
 
 
-def test_who_dropped_out_before_the_final_is_no_tie() -> None:
-    found = verdict([trial("a", 1.0), trial("b", 1.001, count=3)], [trial("b", 1.0), trial("a", 1.2)])
-    assert found["verdict"] == "other"
+def test_who_dropped_out_before_the_final_is_a_tie_if_it_was_as_fast() -> None:
+    clear = [trial("b", 1.0), trial("a", 1.2)]
+    assert verdict([trial("a", 1.0), trial("b", 1.001, count=3)], clear)["verdict"] == "tied"
+    assert verdict([trial("a", 1.0), trial("b", 1.05, count=3)], clear)["verdict"] == "other"
+
+
+def test_the_ratio_of_two_candidates_near_the_fastest_is_compared() -> None:
+    first = [trial("a", 1.0), trial("b", 1.02), trial("slow", 1.2), trial("few", 1.01, count=3)]
+    second = [trial("a", 2.0), trial("b", 2.0), trial("slow", 2.0), trial("few", 2.0)]
+    assert changes(first, second) == [pytest.approx(math.log(1.02))]
+    assert changes(first, []) == []
+    assert quantiles([0.1, 0.3, 0.2])["50%"] == 0.2
+    assert quantiles([]) == {"pairs": 0}
 
 
 def test_a_summary_counts_ties_as_repeated() -> None:
