@@ -123,9 +123,9 @@ def _read(space: IterSpace, block: Block) -> Contraction | str:
     if groups is None or not out.issuperset(at for at in spatial if block.axes[at].extent > 1):
         return "an output axis indexes no operand"
     batch, m, n = groups
-    if not m or not n:
-        return IS_GEMV
     positions = (0, 1) if is_second else (1, 0)
+    if not m or not n or (batch and _has_no_rows(block, block.reads[positions[0]], (*batch, *m, *k), m)):
+        return IS_GEMV
     return Contraction(
         batch=batch,
         m=m,
@@ -172,6 +172,11 @@ def _groups(block: Block, spatial: Sequence[int], a: set[int], b: set[int]) -> t
     if units and not n:
         n.append(units.pop())
     return tuple(batch), tuple(sorted((*m, *units))), tuple(n)
+
+
+def _has_no_rows(block: Block, operand: Access, axes: Sequence[int], m: Sequence[int]) -> bool:
+    """Say whether the one row of A is none of its dimensions: so it is with one image's depthwise convolution, whose A is the filters."""
+    return _extent(block, m) == 1 and len(operand.shape) < len(axes)
 
 
 def _extent(block: Block, axes: Sequence[int]) -> int:

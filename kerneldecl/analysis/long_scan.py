@@ -20,14 +20,12 @@ def takes_any(sizes: ScanSizes) -> bool:
 
 def fits(params: GpuScanParams, sizes: ScanSizes, gpu: Gpu) -> bool:
     """Say whether a kernel of `gpu_scan` with these parameters can be built, and each part has elements, however many there are."""
-    if takes(sizes):
-        return params.fits(sizes, gpu)
     return (
         takes_any(sizes)
         and params.threads % WARP_LANES == 0
         and 0 < params.threads <= gpu.max_threads_per_block
         and 1 <= params.unroll <= 16
         and 1 <= params.parts <= MAX_PARTS
-        and params.blocks(sizes) * params.parts < MAX_GRID
+        and (takes(sizes) or params.blocks(sizes) * params.parts < MAX_GRID)
         and (params.parts - 1) * params.part(sizes) < sizes.extent
     )

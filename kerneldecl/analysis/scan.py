@@ -81,17 +81,6 @@ class GpuScanParams(NamedTuple):
             return sizes.outer
         return sizes.outer * -(-sizes.inner // (self.width(sizes) * self.threads))
 
-    def fits(self, sizes: ScanSizes, gpu: Gpu) -> bool:
-        """Say whether a kernel with these parameters can be built, and each part has elements."""
-        return (
-            takes(sizes)
-            and self.threads % WARP_LANES == 0
-            and 0 < self.threads <= gpu.max_threads_per_block
-            and 1 <= self.unroll <= 16
-            and 1 <= self.parts <= MAX_PARTS
-            and (self.parts - 1) * self.part(sizes) < sizes.extent
-        )
-
 
 class GpuScanOnceParams(NamedTuple):
     """The parameters of `gpu_scan_once`."""

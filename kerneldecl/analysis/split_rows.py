@@ -14,6 +14,8 @@ from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 RowKind = Literal["softmax", "layer_norm", "rms_norm", "reduce"]
 STATISTICS: dict[RowKind, int] = {"softmax": 2, "layer_norm": 2, "rms_norm": 1, "reduce": 1}
 """Numbers that a part of a row leaves: the maximum and the sum of powers; two sums; the sum of squares; what is reduced."""
+SOFTMAX_FLOPS = (1, 2, 1, 1)
+"""Operations of an element in the blocks of a softmax: compared, a power of the distance, added, divided. Scaled elements have more."""
 MAX_OFFSET = 2**31
 """Elements that 32-bit offsets address."""
 MAX_KEPT = 32
@@ -116,7 +118,7 @@ def row_sizes_of(space: IterSpace) -> RowSizes | None:
     if kinds in {(True,), (True, False)} and inputs == 1:
         return _reduced(space)
     kind: RowKind
-    if kinds == (True, False, True, False) and inputs == 1:
+    if kinds == (True, False, True, False) and inputs == 1 and tuple(block.flops_per_point for block in space.blocks) == SOFTMAX_FLOPS:
         kind = "softmax"
     elif kinds == (True, False, True, False) and inputs == 3:
         kind = "layer_norm"

@@ -42,6 +42,8 @@ from kerneldecl.store.protocol import BlobStore
 from kerneldecl.toolchain.companions import counted_with
 from kerneldecl.toolchain.linkers import CANDIDATE_LINKERS
 
+OTHER_SIZES = "other sizes"
+"""What is left out of a model of which sizes are declared."""
 Json = Mapping[str, Any]
 Spec = Mapping[str, Any]
 """A workload spec, with the digest of its computation: root, cache, rule, attrs, computation."""
@@ -297,7 +299,7 @@ def extract(
     fuses = {each["name"]: fused_kernels.by_policies(Path(root), arch_from_json(each["arch"]), each["policy"]) for each in targets}
     forms = fused_kernels.forms(mod, fuses)
     functions: dict[str, dict[str, Any]] = {}
-    left_out: dict[str, str] = {"other sizes": f"the model takes the declared ones alone: {reason}"} if (reason := only_sizes(mod)) else {}
+    left_out: dict[str, str] = {OTHER_SIZES: f"the model takes the declared ones alone: {reason}"} if (reason := only_sizes(mod)) else {}
     for form in forms:
         left_out |= dict.fromkeys(read_model.unlowered(form.mod), "TVM lowers this operator to no TensorIR")
         left_out |= _collected(form, dims, functions)
@@ -322,12 +324,13 @@ def _collected(form: Any, dims: Sequence[str], functions: dict[str, dict[str, An
     from kerneldecl.compiler.model_import import read_model
 
     left_out, counted = {}, Counter[str]()
-    outside = only_outside_buckets(form.mod)
+    outside, of_others = only_outside_buckets(form.mod), 0
     for name, func, calls in read_model.called(form.mod):
         if reason := read_model.function_problem(func):
             if name in outside:
-                reason = f"{reason}; it is for sizes that are not declared, by TVM's default schedule"
-            elif dims and read_model.is_dynamic(func):
+                of_others += 1
+                continue
+            if dims and read_model.is_dynamic(func):
                 reason = f"{reason}; {' '.join(f'--dim {dim}=1,16' for dim in dims)} has entries for these sizes"
             left_out[name] = reason
             continue
@@ -340,6 +343,9 @@ def _collected(form: Any, dims: Sequence[str], functions: dict[str, dict[str, An
         counted[matched] += calls
     for matched, calls in counted.items():
         functions[matched]["calls"] = max(functions[matched]["calls"], calls)
+    if of_others:
+        several = "1 function computes" if of_others == 1 else f"{of_others} functions compute"
+        left_out[OTHER_SIZES] = f"{several} sizes that are not declared, by TVM's default schedule"
     return left_out
 
 

@@ -51,7 +51,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 
 def in_vectors(space: IterSpace, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
-    """Return vectors for a function each of whose elements is made of one of each operand, in the order of memory; nothing for others."""
+    """Return vectors for a function each of whose elements is made of few of each operand, in the order of memory; nothing for others."""
     if len(space.outputs) != 1 or len(space.blocks[-1].writes) != 1 or any(transposed_extents(block) is not None for block in space.blocks):
         return ()
     return ranked("gpu_elementwise", gpu, _vectors(space, gpu, is_across=False), top_k)
@@ -112,7 +112,9 @@ def _thread_counts(vectors: int, unroll: int) -> tuple[int, ...]:
 def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_across: bool) -> Iterator[Timed]:
     """Yield blocks of threads that have so many elements in each access, and so many accesses in flight."""
     (width, unroll), last = accesses, space.blocks[-1]
-    element, nbytes, vectors = _narrowest(space), moved_bytes(space), points(last) // width
+    element, nbytes, vectors = _narrowest(space), moved_bytes(space), points(last, "spatial") // width
+    # A thread holds the elements of a short reduction.
+    held = max(points(block, "reduce") for block in space.blocks)
     shared = shared_operands(space)
     for threads in _thread_counts(vectors, unroll):
         # Threads should not be mostly idle, but small functions need some block, too.
@@ -123,14 +125,14 @@ def _of_width(space: IterSpace, gpu: Gpu, accesses: tuple[int, int], *, is_acros
         work = Work(
             blocks=-(-vectors // (threads * unroll)),
             threads=threads,
-            regs_per_thread=OTHER_REGISTERS + unroll * len(space.inputs) * -(-width * element // 4),
+            regs_per_thread=OTHER_REGISTERS + unroll * held * len(space.inputs) * -(-width * element // 4),
             flops=sum(points(block) * (block.flops_per_point + ACCESS_FLOPS / width) for block in space.blocks),
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),
             l2_bytes=moved * (VECTOR_BYTES / min(VECTOR_BYTES, width * element)) ** 0.5,
             # Where the last block is not whole, turns test bounds.
             rounds=1 if vectors % (threads * unroll) == 0 else 1 + UNPREFETCHED_ROUND + BOUNDED_ROUND * (unroll - 1),
-            serial_cycles=ELEMENT_CYCLES * unroll * width,
+            serial_cycles=ELEMENT_CYCLES * unroll * held * width,
             shared_loads=unroll * shared,
             ends_together=False,
         )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.combined_columns import chunk_rows, combining_threads, has_warps
 from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES, WARP_LANES
+from kerneldecl.analysis.short_reduction import is_short
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.column_waits import (
     BOUNDED_LOAD_CYCLES,
@@ -23,6 +24,7 @@ from kerneldecl.policies.gpu.column_waits import (
     combining_cycles,
     is_padded,
 )
+from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
     WARP_CYCLES,
@@ -88,9 +90,12 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     block = streamed_reduction(space)
     if block is None:
         return ()
-    # One element is copied: in vectors, which threads that reduce do not store.
-    copied = in_vectors(space, arch.the_gpu, top_k) if points(block, "reduce") == 1 and len(block.reads) == 1 else ()
-    return (*copied, *ranked("gpu_reduce", arch.the_gpu, tilings(space, block, arch.the_gpu), top_k))[:top_k]
+    elements, own = points(block, "reduce"), ranked("gpu_reduce", arch.the_gpu, tilings(space, block, arch.the_gpu), top_k)
+    if len(block.reads) != 1 or not (elements == 1 or (is_short(elements) and is_across(block))):
+        return own
+    # Threads that hold all elements store vectors, which those that share a reduction do not. One element is copied.
+    stored = in_vectors(space, arch.the_gpu, top_k)
+    return ((*stored, *own) if elements == 1 else tuple(interleaved(stored, own)))[:top_k]
 
 
 def tilings(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int] = ()) -> Iterator[Timed]:

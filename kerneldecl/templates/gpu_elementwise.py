@@ -1,4 +1,4 @@
-"""Owns the schedule on GPUs of functions without reductions: elementwise operations, broadcasts, transposes, reductions of one element.
+"""Owns the schedule on GPUs of functions without long reductions: elementwise operations, broadcasts, transposes, sums of a few elements.
 
 Knows nothing of policies or of any one operator.
 
@@ -18,6 +18,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule
 
+from kerneldecl.analysis.short_reduction import is_short
 from kerneldecl.model import Access, Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu import thread_loops
 from kerneldecl.templates.shared import blocks
@@ -45,14 +46,14 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, in_place: bool) -> 
     found = [leaf for leaf in blocks.leaves(sch) or () if sch.get(leaf.rv).name_hint not in kept]
     if not found or len(found[-1].block.writes) != 1 or not all(leaf.block.is_reduction for leaf in found[:-1]):
         return False
-    *ones, last = found
+    *short, last = found
     reducing = [leaf for leaf in found if leaf.block.is_reduction]
-    if reducing and (in_place or "tile" in params or any(leaf.extent_of("reduce") > 1 for leaf in reducing)):
+    if reducing and (in_place or "tile" in params or not all(is_short(leaf.extent_of("reduce")) for leaf in reducing)):
         return False
     # 2. Tiles through shared memory, or vectors alone.
     if "tile" in params:
         return not in_place and _tiles(sch, last, params)
-    return _vectors(sch, last, params, None if in_place else copies, ones)
+    return _vectors(sch, last, params, None if in_place else copies, short)
 
 
 def _copies(sch: Schedule) -> list[Any]:
@@ -70,11 +71,11 @@ def _copies(sch: Schedule) -> list[Any]:
 
 
 def _vectors(
-    sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copies: Sequence[Any] | None, ones: Sequence[blocks.Leaf] = ()
+    sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value], copies: Sequence[Any] | None, short: Sequence[blocks.Leaf] = ()
 ) -> bool:
     """Give vectors to threads; `copies` are blocks to be computed in registers before, None to compute a block in place.
 
-    So are `ones`, reductions of one element.
+    So are `short`, reductions of few elements.
     """
     threads, width, unroll = (blocks.count(params, name) for name in ("threads", "width", "unroll"))
     # The loops are those of a copy to the output, under which the block is moved: moving the copy would drop its predicate at the end.
@@ -89,9 +90,9 @@ def _vectors(
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     if copies is not None:
-        for one in ones:
+        for one in short:
             sch.set_scope(one.rv, 0, "local")
-        for each in (leaf, *reversed(ones)):
+        for each in (leaf, *reversed(short)):
             thread_loops.compute_under(sch, each.rv, iteration)
             for rolled in sch.get_loops(each.rv)[_OUTER_LOOPS:-1] if each.block.is_reduction else ():
                 sch.unroll(rolled)

@@ -36,24 +36,22 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.analysis.gemv_packed import GemvPackedParams
-from kerneldecl.analysis.matmul_packed import FIRST_CAPABILITY
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.gemv_packed_source import gemv_source
-from kerneldecl.templates.gpu.packed_gemm_kernel import sizes_of
+from kerneldecl.templates.gpu.packed_gemm_kernel import problem_of
 from kerneldecl.templates.gpu.packed_gemm_persistent_kernel import PersistentKernel, build
-from kerneldecl.templates.hopper.read_quantized import read_quantized
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
 @fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the GEMV with its epilogue as one kernel, or None where it is another computation or these parameters do not take it."""
-    gpu = arch.the_gpu
-    problem = read_quantized(mod) if gpu.compute_capability >= FIRST_CAPABILITY else None
-    sizes = sizes_of(problem) if problem is not None else None
     chosen = GemvPackedParams(**{name: params[name] for name in GemvPackedParams._fields if name in params})  # type: ignore[arg-type]
-    if problem is None or sizes is None or not chosen.fits(sizes, gpu):
+    gpu = arch.the_gpu
+    found = problem_of(mod, chosen, gpu)
+    if found is None:
         return None
+    problem, sizes = found
     functions = gemv_source(sizes, chosen, problem.gemm.a.dtype)
     return build(PersistentKernel(problem, sizes, chosen.walk, supports_pdl(gpu), functions, chosen.smem_bytes(sizes, gpu), chosen.blocks))

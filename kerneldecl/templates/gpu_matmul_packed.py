@@ -36,21 +36,20 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.matmul_packed import FIRST_CAPABILITY, PackedParams
+from kerneldecl.analysis.matmul_packed import PackedParams
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.gpu.packed_gemm_kernel import PackedKernel, build, sizes_of
-from kerneldecl.templates.hopper.read_quantized import read_quantized
+from kerneldecl.templates.gpu.packed_gemm_kernel import PackedKernel, build, problem_of
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
 @fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the GEMM with its epilogue as one kernel, or None where it is another computation or these parameters do not take it."""
-    gpu = arch.the_gpu
-    problem = read_quantized(mod) if gpu.compute_capability >= FIRST_CAPABILITY else None
     chosen = PackedParams(**{name: params[name] for name in PackedParams._fields if name in params})  # type: ignore[arg-type]
-    sizes = sizes_of(problem) if problem is not None else None
-    if problem is None or sizes is None or not chosen.fits(sizes, gpu):
+    gpu = arch.the_gpu
+    found = problem_of(mod, chosen, gpu)
+    if found is None:
         return None
+    problem, sizes = found
     return build(PackedKernel(problem, sizes, chosen, supports_pdl(gpu)))

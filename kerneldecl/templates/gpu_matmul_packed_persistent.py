@@ -39,25 +39,23 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.matmul_packed import FIRST_CAPABILITY
 from kerneldecl.analysis.matmul_packed_persistent import PersistentParams
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.gpu.packed_gemm_kernel import sizes_of
+from kerneldecl.templates.gpu.packed_gemm_kernel import problem_of
 from kerneldecl.templates.gpu.packed_gemm_persistent_kernel import PersistentKernel, build
 from kerneldecl.templates.gpu.packed_gemm_persistent_source import multiply_source
-from kerneldecl.templates.hopper.read_quantized import read_quantized
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
 @fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the GEMM with its epilogue as one kernel, or None where it is another computation or these parameters do not take it."""
-    gpu = arch.the_gpu
-    problem = read_quantized(mod) if gpu.compute_capability >= FIRST_CAPABILITY else None
-    sizes = sizes_of(problem) if problem is not None else None
     chosen = PersistentParams(**{name: params[name] for name in PersistentParams._fields if name in params})  # type: ignore[arg-type]
-    if problem is None or sizes is None or not chosen.fits(sizes, gpu):
+    gpu = arch.the_gpu
+    found = problem_of(mod, chosen, gpu)
+    if found is None:
         return None
+    problem, sizes = found
     functions = multiply_source(sizes, chosen, problem.gemm.a.dtype)
     return build(PersistentKernel(problem, sizes, chosen, supports_pdl(gpu), functions, chosen.smem_bytes(sizes)))

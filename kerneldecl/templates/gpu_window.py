@@ -16,15 +16,23 @@ Windows that overlap share loads through L1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
 
-from kerneldecl.model import Arch, Value
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
+from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu import thread_loops
 from kerneldecl.templates.shared import blocks, reductions
+
+DOUBLE_BYTES = 8
+MOST_LANES = {1: 16, 2: 8, 4: 8, DOUBLE_BYTES: 4}
+"""Elements of the largest vector that TVM 0.27's CUDA has, by the bytes of one."""
+BYTES_LANES = 4
+"""Elements of the largest vector of float8 that CUDA's headers convert, and of the largest of 8-bit zeros that TVM 0.27 writes."""
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -58,8 +66,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
         _unroll_in_thread(sch, last)
         _load_windows(sch, before, leaf, thread)
     else:
-        # Pixels of a strip are not neighbours in memory.
-        (sch.unroll if "strip" in params else sch.vectorize)(sch.get_loops(last)[-1])
+        _store(sch, last, params)
         for producer in before:
             _load_or_inline(sch, producer, leaf, point, params)
         thread_loops.load_vectors(sch, leaf.rv, point)
@@ -130,6 +137,30 @@ def _load_windows(sch: Schedule, before: Sequence[blocks.Leaf], leaf: blocks.Lea
             _unroll_in_thread(sch, copy)
 
 
+def _store(sch: Schedule, store: Any, params: Mapping[str, Value]) -> None:
+    """Store a thread's results, in vectors unless they are a strip's: its pixels are not neighbours in memory."""
+    loop = sch.get_loops(store)[-1]
+    if "strip" in params:
+        sch.unroll(loop)
+        return
+    lanes = math.gcd(blocks.extent(sch, loop), _most_lanes(sch.get(store)))
+    if lanes < blocks.extent(sch, loop):
+        outer, loop = sch.split(loop, [None, lanes])
+        sch.unroll(outer)
+    sch.vectorize(loop)
+
+
+def _most_lanes(block: Any) -> int:
+    """Return the elements of the largest vector that TVM 0.27's CUDA converts between the dtypes that a block reads and writes."""
+    reads, writes = ({str(region.source.dtype) for region in regions} for regions in (block.reads, block.writes))
+    both = reads | writes
+    widest = max(map(dtype_bytes, both))
+    if len(both) == 1 or not any(dtype.startswith("float8") for dtype in both):
+        return MOST_LANES[widest]
+    # CUDA's headers convert float8 to single float64 only.
+    return 1 if widest == DOUBLE_BYTES and any(dtype.startswith("float8") for dtype in reads) else BYTES_LANES
+
+
 def _unroll_in_thread(sch: Schedule, block: Any) -> None:
     """Unroll all loops of a block within those over thread blocks and threads."""
     _, _, *inner = sch.get_loops(block)
@@ -153,5 +184,6 @@ def _pad_in_registers(sch: Schedule, producer: blocks.Leaf, loop: Any) -> bool:
         return False
     sch.compute_at(producer.rv, loop, preserve_unit_loops=True)
     sch.set_scope(producer.rv, 0, "local")
-    thread_loops.vectorize_copy(sch, producer.rv)
+    written = str(sch.get(producer.rv).writes[0].source.dtype)
+    thread_loops.vectorize_copy(sch, producer.rv, BYTES_LANES if dtype_bytes(written) == 1 else VECTOR_BYTES)
     return True

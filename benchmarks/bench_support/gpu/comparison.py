@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from bench_support.gpu.timing import Call, Replay
     from bench_support.gpu.torch_rules import Args
 
+    from kerneldecl.rule import Rule
+
 Row = dict[str, Any]
 OURS = ("best", "first")
 PHASES = ("inputs", "contenders", "comparison")
@@ -88,11 +90,14 @@ class Arguments:
 
 
 def arguments_of(entry: Entry) -> Arguments:
-    """Return the arguments of a workload, on a CPU one set; the reference is torch's in float64, or the rule's own where torch has none."""
-    import numpy as np
+    """Return the arguments of a workload, on a CPU one set, with inputs whose results are in range.
+
+    The reference is torch's in float64, or the rule's own where torch has none.
+    """
     import torch
     from bench_support.gpu.timing import copies_of, flusher
-    from bench_support.gpu.torch_references import dtype_of, inputs_of, reference, tensor_of
+    from bench_support.gpu.torch_ranges import within_range
+    from bench_support.gpu.torch_references import dtype_of, inputs_of
 
     from kerneldecl.plugins.load import load_rule
 
@@ -100,21 +105,29 @@ def arguments_of(entry: Entry) -> Arguments:
     rule = load_rule(entry.root, entry.workload.rule).of(entry.root, attrs)
     gpu = entry.arch.gpu
     device = "cuda" if gpu else "cpu"
-    inputs = inputs_of(entry.workload.rule, rule, attrs, device)
-    try:
-        found = reference(entry.workload.rule, attrs, inputs)
-        wants = found if isinstance(found, tuple) else (found,)
-    except KeyError:
-        computed = rule.reference(*map(_on_host, inputs))
-        several = [computed] if isinstance(computed, np.ndarray) else computed
-        wants = tuple(tensor_of(np.asarray(want)).to(device) for want in several)
     outputs = rule.signature().outputs
+    made = inputs_of(entry.workload.rule, rule, attrs, device)
+    inputs, wants = within_range(made, lambda inputs: _wants(entry.workload.rule, rule, attrs, inputs), outputs)
     sets = [
         [*(x.clone() for x in inputs), *(torch.empty(out.shape, dtype=dtype_of(out), device=device) for out in outputs)]
         for _ in range(copies_of(rule.least_bytes(), gpu.l2_bytes) if gpu else 1)
     ]
     tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
     return Arguments(sets, wants, len(outputs), tolerance, rule.rows_vary(), flusher(gpu.l2_bytes) if gpu else lambda: None)
+
+
+def _wants(rule_name: str, rule: Rule, attrs: Mapping[str, Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the expected outputs, all or the first, where the inputs are."""
+    import numpy as np
+    from bench_support.gpu.torch_references import reference, tensor_of
+
+    try:
+        found = reference(rule_name, attrs, inputs)
+    except KeyError:
+        computed = rule.reference(*map(_on_host, inputs))
+        several = [computed] if isinstance(computed, np.ndarray) else computed
+        return tuple(tensor_of(np.asarray(want)).to(inputs[0].device) for want in several)
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _on_host(tensor: Any) -> Any:

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical
+from kerneldecl.compiler.dynamic_shapes import ANY, BUCKET
 from kerneldecl.compiler.graph.attention_rules import dynamic_attentions, find_attention
 from kerneldecl.compiler.graph.contraction_rules import find_contraction
 from kerneldecl.compiler.graph.dataflow import Dataflow
@@ -72,7 +73,9 @@ class UseRules(ViewRewriter):
         self._found = Found(Dataflow.of(func), {}, set(), self._fuses)
         self._scopes: dict[relax.Var, str] = {}
         self._shared: dict[tuple[relax.Expr, str], relax.Expr] = {}
-        self._found.refused |= dynamic_attentions(self._found.graph)
+        # The copy for other sizes than those that are declared has none to declare.
+        if (func.attrs or {}).get(BUCKET) != ANY:
+            self._found.refused |= dynamic_attentions(self._found.graph)
         for find in _FINDERS:
             for var in list(self._found.graph.values):
                 call = self._found.graph.call(var)

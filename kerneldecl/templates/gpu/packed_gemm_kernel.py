@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
-from kerneldecl.analysis.matmul_packed import PARTIAL_PADDING, PackedParams, PackedSizes
+from kerneldecl.analysis.matmul_packed import FIRST_CAPABILITY, PARTIAL_PADDING, PackedParams, PackedSizes
 from kerneldecl.analysis.packed_weights import TILE_ROWS
+from kerneldecl.model import Gpu
 from kerneldecl.templates.gpu.packed_gemm_source import multiply_source
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.read_quantized import QuantizedGemm
+from kerneldecl.templates.hopper.read_quantized import QuantizedGemm, read_quantized
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,20 @@ class PackedKernel:
         return self.params.warps_k, self.sizes.m, self.params.block_rows + PARTIAL_PADDING
 
 
-def sizes_of(problem: QuantizedGemm) -> PackedSizes | None:
+class Params(Protocol):
+    """Parameters of a kernel of such GEMMs."""
+
+    def fits(self, sizes: PackedSizes, gpu: Gpu) -> bool: ...
+
+
+def problem_of(mod: tvm.IRModule, params: Params, gpu: Gpu) -> tuple[QuantizedGemm, PackedSizes] | None:
+    """Return the GEMM that a module's `main` computes, and its sizes; None where it is another computation or the parameters do not fit."""
+    problem = read_quantized(mod) if gpu.compute_capability >= FIRST_CAPABILITY else None
+    sizes = _sizes_of(problem) if problem is not None else None
+    return (problem, sizes) if problem is not None and sizes is not None and params.fits(sizes, gpu) else None
+
+
+def _sizes_of(problem: QuantizedGemm) -> PackedSizes | None:
     """Return the sizes of a GEMM whose sums are float32 and whose rows of activations follow each other, contiguous along k; else None."""
     a, weights, (_, m, n, k) = problem.gemm.a, problem.weights, problem.gemm.extents
     is_dense = a.columns == (k, 1) and (a.rows[0] == 1 or a.rows[1] == k)

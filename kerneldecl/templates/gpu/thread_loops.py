@@ -168,10 +168,10 @@ def compute_under(sch: Schedule, block: Any, loop: Any) -> None:
     sch.unroll(sch.get_loops(block)[-1])
 
 
-def vectorize_copy(sch: Schedule, copy: Any) -> None:
-    """Vectorize the innermost loop of a copy, in accesses of at most 16 bytes."""
+def vectorize_copy(sch: Schedule, copy: Any, most: int = VECTOR_BYTES) -> None:
+    """Vectorize the innermost loop of a copy, in accesses of at most 16 bytes, and at most so many elements."""
     loop = sch.get_loops(copy)[-1]
-    width = math.gcd(blocks.extent(sch, loop), VECTOR_BYTES // dtype_bytes(str(sch.get(copy).writes[0].source.dtype)))
+    width = math.gcd(blocks.extent(sch, loop), most, VECTOR_BYTES // dtype_bytes(str(sch.get(copy).writes[0].source.dtype)))
     outer, inner = sch.split(loop, [None, width])
     sch.unroll(outer)
     sch.vectorize(inner)

@@ -31,7 +31,7 @@ from support.spaces import Space
 from support.thinned import at
 from tvm import te, topi
 
-from kerneldecl.analysis.contraction import Contraction, contraction_of
+from kerneldecl.analysis.contraction import IS_GEMV, Contraction, contraction_of
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cpu import apply_candidate
@@ -229,3 +229,14 @@ def test_8_bit_products_whose_tiles_reach_beyond_the_operands_compile(policy: An
         applied = apply_candidate(Path(), canonical_module(integers), config.candidate, arch.arch)
         assert applied is not None
         assert compile_cuda_object(applied.mod, arch.arch, "kd_function", LocalStore(tmp_path)).content
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_filters_of_one_image_are_rows_of_no_gemm(channels: int) -> None:
+    """Its depthwise convolution has one row, the image, which is no dimension of the filters."""
+    sizes = {"n": 1, "h": 8, "w": 8, "c": channels, "f": channels, "groups": channels, "kh": 3, "kw": 3}
+    assert contraction_of(iter_space(canonical.lower(load_rule(REPOSITORY, "conv2d").of(REPOSITORY, sizes)))) == IS_GEMV
+    one_row = {"batch": channels, "m": 1, "n": 36, "k": 9}
+    found = contraction_of(iter_space(canonical.lower(load_rule(REPOSITORY, "matmul").of(REPOSITORY, one_row))))
+    assert isinstance(found, Contraction)
+    assert found.extents == (channels, 1, 36, 9)

@@ -211,6 +211,32 @@ def test_a_model_that_is_read_for_some_sizes_alone_is_read_for_these(tmp_path: P
     assert found["functions"]
 
 
+SCORES = [  # attention of one head
+    node("MatMul", "x wq", "q"),
+    node("MatMul", "x wk", "k"),
+    node("Transpose", "k", "kt", perm=[0, 2, 1]),
+    node("MatMul", "q kt", "scores"),
+    node("Softmax", "scores", "shares", axis=-1),
+    node("MatMul", "shares x", "y"),
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "attentions"), [({"batch": [2], "seq": [4]}, "", 0), ({"batch": [2]}, "seq", 0), ({"batch": [2]}, "", 1)]
+)
+def test_one_line_says_what_the_copy_for_other_sizes_computes(
+    tmp_path: Path, sizes: dict[str, list[int]], rows: str, attentions: int
+) -> None:
+    """Its attention has no size to declare; that of a copy for some sizes of which another is known at run time only has one."""
+    path = tmp_path / "net.onnx"
+    onnx.save(model(SCORES, {"x": ("batch", "seq", 64)}, {"wq": floats(64, 64), "wk": floats(64, 64)}, rank=3), path)
+    found = extract(str(tmp_path), str(path), sizes=sizes, rows=rows)
+    others = [each["reason"] for each in found["left_out"] if each["name"] == "other sizes"]
+    assert others == ["5 functions compute sizes that are not declared, by TVM's default schedule"]
+    assert not any("not declared" in each["reason"] for each in found["left_out"] if each["name"] != "other sizes")
+    assert [len([each for each in form["what"] if "known at run time only" in each]) for form in found["in_parts"]] == [attentions]
+
+
 def test_other_sizes_than_those_that_a_model_is_read_for_are_computed_as_well(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     given = model(HEADS, {"x": ("batch", "seq", 8)}, NUMBERS)

@@ -55,6 +55,12 @@ def computed(rule: Rule, chosen: dict[str, int], inputs: list[Any]) -> Any:
     return got
 
 
+def test_softmaxes_of_scaled_elements_are_not_proposed() -> None:
+    mod = canonical.lower(rule_of("softmax", {"shape": (4, 4001), "dtype": "float16", "scale": 0.125}))
+    assert read_rowwise(mod) is None
+    assert policy.propose(iter_space(mod), H200, 20) == ()
+
+
 @pytest.mark.parametrize(("name", "attrs"), LONG, ids=str)
 def test_rows_are_recognised_by_what_they_compute(name: str, attrs: Attrs) -> None:
     mod = canonical.lower(rule_of(name, attrs))

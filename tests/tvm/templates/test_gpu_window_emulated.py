@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import emulate
-from support.compilers import needs_nvcc
+from support.compilers import compiled_cubin, needs_nvcc
 from support.repository import REPOSITORY
 from support.thinned import every
 
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
-from kerneldecl.model import Candidate
+from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.model import Arch, Candidate
 from kerneldecl.plugins.load import load_arch, load_rule
 
 pytestmark = needs_nvcc
@@ -39,15 +40,44 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "maxima": ("pool2d", POOL | {"op": "max", "dtype": "float16", "kh": 3, "kw": 3, "padding": 1}, 8),
     "a depthwise convolution": ("conv2d", DEPTHWISE | {"epilogue": ("bias", "relu")}, 8),
 }
+BYTES = DEPTHWISE | {"dtype": "float8_e5m2", "epilogue": ("bias",)}
+OF_BYTES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "float8_e5m2 added up in float64": ("conv2d", BYTES | {"accum_dtype": "float64"}, 4),
+    "wide vectors of float8_e5m2 added up in float64": ("conv2d", BYTES | {"accum_dtype": "float64", "epilogue": (), "padding": 0}, 16),
+    "wide vectors of float8_e4m3fn": ("conv2d", BYTES | {"dtype": "float8_e4m3fn"}, 8),
+    "wide vectors of integers": ("conv2d", BYTES | {"dtype": "int8"}, 16),
+}
+"""Vectors that CUDA's headers or TVM's CUDA do not have, of elements beyond the image and of results."""
 
 
 @pytest.mark.parametrize("name", every(4, list(CASES)))
 def test_vectors_of_channels_compute_the_reference(name: str) -> None:
-    rule_name, attrs, width = CASES[name]
+    check(*CASES[name])
+
+
+@pytest.mark.parametrize("name", OF_BYTES)
+def test_vectors_of_bytes_compute_the_reference(name: str) -> None:
+    check(*OF_BYTES[name])
+
+
+@pytest.mark.parametrize("name", OF_BYTES)
+def test_vectors_of_bytes_compile_for_gpus_without_float8(name: str) -> None:
+    t4 = load_arch(REPOSITORY, "t4")
+    source = cuda_source(scheduled(*OF_BYTES[name], t4)[1].mod, t4, "kernel")
+    assert compiled_cubin(source, "sm_75").content
+
+
+def scheduled(rule_name: str, attrs: dict[str, Any], width: int, arch: Arch = H200) -> tuple[Any, Any]:
+    """Return a rule, and its schedule with vectors of so many channels."""
     rule = load_rule(REPOSITORY, rule_name).of(REPOSITORY, attrs)
     params = {"rows": 4, "threads": 64 // width, "width": width}
-    schedule = apply_candidate(REPOSITORY, canonical.lower(rule), Candidate.of("gpu_window", params), H200)
+    schedule = apply_candidate(REPOSITORY, canonical.lower(rule), Candidate.of("gpu_window", params), arch)
     assert schedule is not None
+    return rule, schedule
+
+
+def check(rule_name: str, attrs: dict[str, Any], width: int) -> None:
+    rule, schedule = scheduled(rule_name, attrs, width)
     inputs = rule.inputs(np.random.default_rng(0))
     (out,) = rule.signature().outputs
     *_, got = emulate(schedule.mod["main"], *inputs, poisoned(out))

@@ -15,14 +15,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bench_support.distribution import by_rule
+from bench_support.gpu.kernels import Entry
 from bench_support.random_entries import DRAWN, LIMITS, Limits, drawn
 from support.repository import REPOSITORY
 from support.thinned import every
 
+from kerneldecl import arrays
 from kerneldecl.arrays import finite_rms, relative_error, row_scales
+from kerneldecl.hardware.host import detect
+from kerneldecl.model import Workload
+from kerneldecl.plugins.find import HOST
 from kerneldecl.plugins.load import load_rule
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[models]'")
+comparison = pytest.importorskip("bench_support.gpu.comparison")
 timing = pytest.importorskip("bench_support.gpu.timing")
 torch_baselines = pytest.importorskip("bench_support.gpu.torch_baselines")
 torch_references = pytest.importorskip("bench_support.gpu.torch_references")
@@ -82,6 +88,31 @@ def _several(found: Any) -> tuple[Any, ...]:
 
 def _error(got: Sequence[Any], wants: Sequence[Any]) -> float:
     return max(torch_references.relative_error(one, want) for one, want in zip(got, wants, strict=True))
+
+
+def arguments_of(rule_name: str, attrs: dict[str, Any]) -> Any:
+    """Return what a benchmark on this CPU gives the kernel of an operator."""
+    workload = Workload("one", HOST, rule_name, tuple(sorted(attrs.items())), "auto", 1, None, (), 1)
+    return comparison.arguments_of(Entry(REPOSITORY, workload, detect()))
+
+
+def test_results_of_long_sums_are_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers of large arrays repeat: so does their sum, until it leaves float16."""
+    monkeypatch.setattr(arrays, "BLOCK_ELEMENTS", 4099)
+    attrs = {"shape": (1 << 24,), "dtype": "float16", "axis": 0, "exclusive": False, "reverse": False}
+    rule = load_rule(REPOSITORY, "cumsum").of(REPOSITORY, attrs)
+    assert np.abs(rule.reference(*rule.inputs(np.random.default_rng(0)))).max() > 65504
+    arguments = arguments_of("cumsum", attrs)
+    ((x, _),) = arguments.sets
+    np.testing.assert_allclose(arguments.wants[0].numpy(), rule.reference(x.numpy()))
+    assert arguments.error(lambda i: torch.cumsum(arguments.sets[i][0].double(), 0).half()) <= rule.tolerance()
+
+
+def test_inputs_of_results_in_range_are_as_drawn() -> None:
+    attrs = {"shape": (64, 64), "dtype": "float16", "axis": -1, "exclusive": False, "reverse": False}
+    rule = load_rule(REPOSITORY, "cumsum").of(REPOSITORY, attrs)
+    ((x, _),) = arguments_of("cumsum", attrs).sets
+    assert x.numpy().tobytes() == rule.inputs(np.random.default_rng(0))[0].tobytes()
 
 
 def test_a_summary_counts_what_is_slower_and_what_is_not_compared() -> None:
