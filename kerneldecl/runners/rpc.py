@@ -127,7 +127,7 @@ def _session(tracker: str, key: str) -> Any:
 
 
 def _last(error: Exception) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[:200]
+    return reason_of(str(error))[:200] or type(error).__name__
 
 
 def _device(board: Board) -> Any:
