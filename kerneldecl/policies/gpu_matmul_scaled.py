@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import why_no_tensor_cores
-from kerneldecl.analysis.gpu_limits import WARP_LANES
+from kerneldecl.analysis.gpu_limits import WARP_LANES, launched_smem_bytes
 from kerneldecl.analysis.params import ROW_MULTIPLE, GemmTcParams, row_padding
 from kerneldecl.analysis.scaled_gemm import INTEGER_DTYPE, ScaledSizes, scaled_of
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
@@ -25,7 +25,7 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     raster_group_of,
     split_k_choices,
 )
-from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle
+from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, RESOLVED_WAIT, SUSTAINED_CLOCK, multiplies_per_cycle
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, launch_secs, occupancy, p_norm
 
 TEMPLATE = "gpu_matmul_scaled"
@@ -44,14 +44,29 @@ SAME_TILE = 3
 """Candidates of one tile that are proposed."""
 OTHER_REGISTERS = 48
 """Registers of a thread besides accumulators and fragments, as of `gpu_matmul_tc`."""
-ISSUE_PER_CYCLE = 128.0
-"""Instructions of lanes that an SM starts in a cycle."""
-CONVERT_INSTRUCTIONS = 4.0
-"""Instructions of a lane for a value to become float16 in shared memory: nvcc 13.0 gives 3.5 for int4 and int8 of sm_80 and sm_90."""
-INTEGER_CONVERT_INSTRUCTIONS = 1.0
-"""The same to become int8: nvcc 13.0 gives 0.9 for packed int4 and int8 of sm_80, four values in each."""
+CONVERT_INSTRUCTIONS = 4.5
+"""Instructions of a lane for a value to become float16 in shared memory, counted in SASS of nvcc 13.0 for sm_90: 3.9 to 5.3 for int4,
+4.4 for float8, 6 for int8 and codes of 4-bit floats."""
+INTEGER_CONVERT_INSTRUCTIONS = 4.2
+"""The same for a value of 4 bits to become int8: 4.2 packed, 4.8 in rows."""
+COPY_INSTRUCTIONS = 0.25
+"""The same for int8 that stays int8: eight values are loaded at once, and stored at once."""
+OTHER_LOADS_FACTOR = 1.5
+"""Ratio of instructions for packed values where the rows that a thread converts do not follow each other by PACKED_ROWS: a byte holds two
+rows so far apart, and is loaded for each of them otherwise (counted: 6.3 for 4.2)."""
+PACKED_ROWS = 8
+VALUE_VECTOR = 8
+"""Values of a row that a thread converts at once."""
 SCALE_INSTRUCTIONS = 2.0
 """Instructions of a lane for each sum of a k-tile: it is scaled and added. One of int32 becomes float32 before."""
+K_TILE_INSTRUCTIONS = 70.0
+"""Instructions of a lane for a k-tile besides: copies, addresses, barriers. Counted as the ones above."""
+INTEGERS_PER_CYCLE = 64.0
+"""Integer and conversion instructions of lanes that an SM does in a cycle; of multiply-adds of float32 twice as many (CUDA C++ Programming
+Guide, throughput of native arithmetic instructions, compute capabilities 8.x and 9.0)."""
+CHAIN_CYCLES = 3.5
+"""Cycles from one instruction of a warp to its next, where each waits for the one before. Fitted to 198 tilings (H200, 2026-11): a
+scheduler with one warp takes as long as one with two."""
 FACTOR_BYTES = 5
 """Bytes of a scale and a zero point."""
 K_TILE_CYCLES = 160.0
@@ -135,7 +150,8 @@ def smem_bytes(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
     columns = -(-tiling.block_k // ROW_MULTIPLE) * ROW_MULTIPLE + row_padding(item_bytes)
     values = (1 if staged else tiling.stages) * (tiling.block_m + tiling.block_n) * columns * item_bytes
     results = tiling.smem_epilogue * epilogue_smem_bytes(sizes.gemm, tiling.block_m, tiling.block_n)
-    return max(values, results) + staged * static_bytes(sizes, tiling)
+    static = staged * static_bytes(sizes, tiling)
+    return launched_smem_bytes(static, max(values, results)) + static
 
 
 def registers(tiling: GemmTcParams) -> int:
@@ -148,30 +164,57 @@ def _resident(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
     return occupancy(gpu, tiling.warps * WARP_LANES, registers(tiling), smem_bytes(sizes, tiling, gpu))
 
 
+def _convert_instructions(sizes: ScaledSizes, tiling: GemmTcParams) -> float:
+    """Return the instructions of all lanes in which a block's values of a k-tile get to shared memory as they are multiplied."""
+    _, _, n, k = sizes.gemm.extents
+    is_integer = sizes.gemm.a.dtype == INTEGER_DTYPE
+    each = INTEGER_CONVERT_INSTRUCTIONS if is_integer else CONVERT_INSTRUCTIONS
+    is_narrow = sizes.value_bytes[1] < n * k
+    turn = tiling.warps * (WARP_LANES // min(WARP_LANES, max(1, tiling.block_k // VALUE_VECTOR)))
+    of_a = COPY_INSTRUCTIONS if is_integer else each
+    of_b = COPY_INSTRUCTIONS if is_integer and not is_narrow else each
+    of_b *= OTHER_LOADS_FACTOR if sizes.is_packed and turn != PACKED_ROWS else 1.0
+    return tiling.block_k * (tiling.block_m * of_a + tiling.block_n * of_b)
+
+
+def _turn_cycles(sizes: ScaledSizes, tiling: GemmTcParams, resident: int, gpu: Gpu) -> float:
+    """Return the cycles in which an SM's resident blocks each get through one k-tile.
+
+    All of them share its units: tensor cores, those for integers, and those for float32. A warp alone waits for each of its instructions,
+    and a block for its k-tile: for barriers, for scales that come through registers, and for copies.
+    """
+    block_m, block_n, block_k = tiling.block_m, tiling.block_n, tiling.block_k
+    is_integer, threads = sizes.gemm.a.dtype == INTEGER_DTYPE, tiling.warps * WARP_LANES
+    convert, scaled = _convert_instructions(sizes, tiling), block_m * block_n
+    integer = convert + scaled * is_integer + K_TILE_INSTRUCTIONS * threads
+    multiply = scaled * block_k / multiplies_per_cycle(gpu, sizes.gemm.a.dtype, sizes.gemm.accum_dtype)
+    busy = integer / INTEGERS_PER_CYCLE + scaled * SCALE_INSTRUCTIONS / (2 * INTEGERS_PER_CYCLE) + multiply
+    mma = scaled * block_k * dtype_bytes(sizes.gemm.a.dtype) / (FRAGMENT * FRAGMENT // 2 * K_BYTES)
+    chain = CHAIN_CYCLES * ((integer + scaled * SCALE_INSTRUCTIONS) / threads + mma / tiling.warps)
+    waiting = K_TILE_CYCLES + RESOLVED_WAIT * LOAD_CYCLES * sizes.has_narrow_scales
+    latency = LOAD_CYCLES / (tiling.stages - 1 if is_staged(sizes, tiling, gpu) else 1)
+    return max(max(resident * busy, chain) + waiting, latency)
+
+
 def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
     """Return a p-norm of the times of the SMs, of L2 and of DRAM, besides a launch.
 
-    An SM converts, multiplies and scales the k-tiles of its blocks in turn, and waits for copies where it has few of them.
+    An SM converts, multiplies and scales the k-tiles of its blocks in turn.
     """
     _, m, n, k = sizes.gemm.extents
-    block_m, block_n, block_k = tiling.block_m, tiling.block_n, tiling.block_k
+    block_m, block_n = tiling.block_m, tiling.block_n
     blocks = -(-m // block_m) * -(-n // block_n) * tiling.split_k
-    k_tiles, cycle = -(-k // (block_k * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
-    is_integer = sizes.gemm.a.dtype == INTEGER_DTYPE
-    convert = (block_m + block_n) * block_k * (INTEGER_CONVERT_INSTRUCTIONS if is_integer else CONVERT_INSTRUCTIONS) / ISSUE_PER_CYCLE
-    scale = block_m * block_n * (SCALE_INSTRUCTIONS + is_integer) / ISSUE_PER_CYCLE
-    multiply = block_m * block_n * block_k / multiplies_per_cycle(gpu, sizes.gemm.a.dtype, sizes.gemm.accum_dtype)
-    latency = LOAD_CYCLES / (tiling.stages - 1 if is_staged(sizes, tiling, gpu) else 1)
-    busy, waiting = convert + scale + multiply, K_TILE_CYCLES
-    per_sm = -(-blocks // gpu.sm_count)
-    resident = min(_resident(sizes, tiling, gpu), per_sm)
-    turn = max(resident * busy, busy + waiting, latency)
+    k_tiles, cycle = -(-k // (tiling.block_k * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
+    resident = _resident(sizes, tiling, gpu)
+    rounds, rest = divmod(-(-blocks // gpu.sm_count), resident)
+    turns = rounds * _turn_cycles(sizes, tiling, resident, gpu) + (_turn_cycles(sizes, tiling, rest, gpu) if rest else 0.0)
     loaded = sum(rows * extent / size for rows, extent, size in zip((block_m, block_n), sizes.value_bytes, (m, n), strict=True))
     results = m * n * (4 * (tiling.split_k + 1) if tiling.split_k > 1 else 2)
     times = (
-        -(-per_sm // resident) * k_tiles * turn * cycle,
+        k_tiles * turns * cycle,
         (blocks * loaded / tiling.split_k + results) / gpu.l2_bytes_per_s,
         (sum(sizes.value_bytes) + m * n * 2) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
+    is_integer = sizes.gemm.a.dtype == INTEGER_DTYPE
     secs = p_norm(*times, exponent=OVERLAP) + launch_secs(gpu) * (1 if tiling.split_k == 1 else 2)
     return Estimate(Tiling(tiling, is_integer), secs, (block_m, block_n))

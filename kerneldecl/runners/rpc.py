@@ -18,6 +18,7 @@ import tvm
 from tvm import rpc
 
 from kerneldecl.arrays import Array, finite_rms, relative_error
+from kerneldecl.runners.reasons import reason_of
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
 from kerneldecl.runners.verification import Call, changed, poison_byte, verified
 from kerneldecl.signature import Arg

@@ -9,6 +9,8 @@ Programming Guide, "Shared Memory" of compute capabilities 7.x and on). TVM 0.27
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -24,9 +26,13 @@ ALIGNMENT = 64
 """Bytes of which TVM's static arrays begin at multiples."""
 
 
-def with_smem_attribute(host: tvm.IRModule, device: tvm.IRModule) -> tvm.IRModule:
+def static_smem_bytes(device: tvm.IRModule) -> dict[str, int]:
+    """Return the static shared memory of a block of each kernel, by its name, in bytes."""
+    return {name.name_hint: _static_bytes(func) for name, func in device.functions.items()}
+
+
+def with_smem_attribute(host: tvm.IRModule, static: Mapping[str, int]) -> tvm.IRModule:
     """Return host functions whose launches request so much dynamic shared memory that TVM sets the attribute wherever it is needed."""
-    static = {name.name_hint: _static_bytes(func) for name, func in device.functions.items()}
 
     def launch(call: Any) -> Any:
         if getattr(call.op, "name", "") != "tirx.call_ffi_kernel" or str(call.attrs.launch_params[-1]) != DYNAMIC_SMEM_TAG:
@@ -37,7 +43,9 @@ def with_smem_attribute(host: tvm.IRModule, device: tvm.IRModule) -> tvm.IRModul
             return call
         return Call(call.op, [*others, tvm.tirx.IntImm(str(dynamic.ty.dtype), wanted)], call.attrs, call.ty_args, call.span, call.ty)
 
-    return tvm.IRModule({name: func.with_body(structural.structural_map(func.body, [(Call, launch)])) for name, func in host.functions.items()})
+    return tvm.IRModule(
+        {name: func.with_body(structural.structural_map(func.body, [(Call, launch)])) for name, func in host.functions.items()}
+    )
 
 
 def _static_bytes(func: Any) -> int:
@@ -46,10 +54,8 @@ def _static_bytes(func: Any) -> int:
 
     def note(stmt: Any) -> None:
         if stmt.buffer.scope() == "shared":
-            elements = 1
-            for extent in stmt.buffer.shape:
-                elements *= int(extent)
-            sizes.append(-(-elements * dtype_bytes(str(stmt.buffer.dtype)) // ALIGNMENT) * ALIGNMENT)
+            size = math.prod(map(int, stmt.buffer.shape)) * dtype_bytes(str(stmt.buffer.dtype))
+            sizes.append(-(-size // ALIGNMENT) * ALIGNMENT)
 
     structural.structural_walk(func.body, [(AllocBuffer, note)])
     return sum(sizes)

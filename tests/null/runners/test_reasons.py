@@ -17,7 +17,7 @@ LAUNCH = "CUDALaunch Error: CUDA_ERROR_INVALID_VALUE\n grid=(2048,1,1),  block=(
     [
         (LAUNCH, "CUDALaunch Error: CUDA_ERROR_INVALID_VALUE: grid=(2048,1,1),  block=(32,2,1)"),
         ("Traceback:\n  File cuda.cc\nCheck failed: (x) is false: \n\n", "Check failed: (x) is false:"),
-        ("a trace\nCUDAError: cuModuleLoadData fails with CUDA_ERROR_INVALID_PTX", "CUDAError: cuModuleLoadData fails with CUDA_ERROR_INVALID_PTX"),
+        ("a trace\nCUDAError: cuModuleLoad: CUDA_ERROR_INVALID_PTX", "CUDAError: cuModuleLoad: CUDA_ERROR_INVALID_PTX"),
         (" \n", ""),
     ],
 )

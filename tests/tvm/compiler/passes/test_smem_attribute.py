@@ -20,7 +20,7 @@ TILE = {"block_k": 128, "warps_m": 2, "warps_n": 2, "stages": 2, "split_k": 1, "
 
 
 def launch(arch: Arch, store: LocalStore, block_m: int, block_n: int) -> Launch:
-    attrs = {"m": 4096, "n": 1024, "k": 512, "layout": "packed", "dtype": "int8", "activation_scales": "token"}
+    attrs = {"m": 2048, "n": 1024, "k": 512, "layout": "packed", "dtype": "int8", "activation_scales": "token"}
     mod = canonical.lower(load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, attrs))
     made = apply_candidate(REPOSITORY, mod, Candidate.of("gpu_matmul_scaled", {**TILE, "block_m": block_m, "block_n": block_n}), arch)
     assert made is not None
@@ -41,3 +41,11 @@ def test_more_than_48_kb_in_two_parts_are_asked_for_in_the_dynamic_one(tmp_path:
 def test_less_stays_as_it_is(tmp_path: Path) -> None:
     found = launch(A100, LocalStore(tmp_path), 64, 64)
     assert found.usage.smem_bytes + found.dynamic_smem_bytes <= DEFAULT_BYTES
+
+
+@needs_nvcc
+def test_static_memory_counts_among_what_spreads_blocks_evenly_over_sms(tmp_path: Path) -> None:
+    found = launch(H200, LocalStore(tmp_path), 128, 64)
+    blocks = found.grid[0]
+    whole = found.usage.smem_bytes + found.dynamic_smem_bytes + H200.the_gpu.smem_reserved_per_block_bytes
+    assert -(-blocks // H200.the_gpu.sm_count) <= H200.the_gpu.smem_per_sm_bytes // whole
