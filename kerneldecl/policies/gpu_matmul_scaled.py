@@ -26,7 +26,7 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     split_k_choices,
 )
 from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, RESOLVED_WAIT, SUSTAINED_CLOCK, multiplies_per_cycle
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE, launch_secs, occupancy, p_norm
+from kerneldecl.policies.gpu.time_model import CHAIN_CYCLES, DRAM_SHARE, launch_secs, occupancy, p_norm
 
 TEMPLATE = "gpu_matmul_scaled"
 TEMPLATES = (TEMPLATE,)
@@ -64,9 +64,6 @@ K_TILE_INSTRUCTIONS = 70.0
 INTEGERS_PER_CYCLE = 64.0
 """Integer and conversion instructions of lanes that an SM does in a cycle; of multiply-adds of float32 twice as many (CUDA C++ Programming
 Guide, throughput of native arithmetic instructions, compute capabilities 8.x and 9.0)."""
-CHAIN_CYCLES = 3.5
-"""Cycles from one instruction of a warp to its next, where each waits for the one before. Fitted to 198 tilings (H200, 2026-11): a
-scheduler with one warp takes as long as one with two."""
 FACTOR_BYTES = 5
 """Bytes of a scale and a zero point."""
 K_TILE_CYCLES = 160.0
