@@ -72,7 +72,8 @@ def scaled_of(space: IterSpace, gpu: Gpu) -> ScaledSizes | None:
     own = replace(gemm, a=replace(gemm.a, dtype=VALUE_DTYPE), b=replace(gemm.b, dtype=VALUE_DTYPE))
     are_integers = not any(few) and all(access.dtype in {"int8", "uint8"} for found in values for access in found)
     is_packed = any(len(access.shape) > ROWS_DIMENSIONS for access in values[1] if math.prod(access.shape) == stored[1])
-    has_narrow_scales = any(access.dtype not in INTEGERS for found in few for access in found)
+    # Zero points of 8 bits have scales of float32 beside them; E8M0 is read from bytes.
+    has_narrow_scales = any(access.dtype not in INTEGERS or not wide for narrow, wide in zip(few, scales, strict=True) for access in narrow)
     return ScaledSizes(own, math.gcd(*groups) or k, (stored[0], stored[1]), are_integers, is_packed, has_narrow_scales)
 
 
