@@ -77,6 +77,13 @@ SCALED: list[tuple[Arch, dict[str, Any], dict[str, Value]]] = [
     ),
     (A100, {"weights": "int8", "activation_scales": "group"}, {"stages": 2, "integers": 1, "split_k": 2}),
     (T4, {"layout": "packed", "scales": "column", "m": 5}, {"stages": 2, "integers": 1, "block_m": 16, "warps_m": 1}),
+    (A100, {"layout": "packed", "activation_scales": "token"}, {"stages": 3, "integers": 1, "words": 1}),
+    (H200, {"layout": "rows", "activation_scales": "token"}, {"stages": 2, "integers": 1, "words": 1, "smem_epilogue": 1}),
+    (
+        H200,
+        {"layout": "packed", "scales": "column", "m": 5},
+        {"stages": 2, "integers": 1, "words": 1, "block_m": 16, "warps_m": 1, "split_k": 2},
+    ),
     (H200, {"weights": "float8_e5m2", "scales": "tensor", "dtype": "float8_e4m3fn", "out_dtype": "float32"}, {"stages": 4, "block_k": 32}),
 ]
 
