@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import why_no_tensor_cores
@@ -49,6 +49,8 @@ CONVERT_INSTRUCTIONS = 4.5
 4.4 for float8, 6 for int8 and codes of 4-bit floats."""
 INTEGER_CONVERT_INSTRUCTIONS = 4.2
 """The same for a value of 4 bits to become int8: 4.2 packed, 4.8 in rows."""
+WORD_CONVERT_INSTRUCTIONS = 2.0
+"""The same where four are made at once: 1.7 to 2.1 packed, 1.9 to 2.4 in rows. No kernel of it has been timed yet."""
 COPY_INSTRUCTIONS = 0.25
 """The same for int8 that stays int8: eight values are loaded at once, and stored at once."""
 OTHER_LOADS_FACTOR = 1.5
@@ -81,29 +83,45 @@ class Tiling(NamedTuple):
     tiles: GemmTcParams
     is_integer: bool
     """Whether values are multiplied in int8."""
+    has_words: bool = False
+    """Whether four weights of 4 bits become int8 at once."""
 
     def candidate(self) -> Candidate:
         params = {name: value for name, value in self.tiles._asdict().items() if name != "double_buffer"}
-        return Candidate.of(TEMPLATE, {**params, **({"integers": 1} if self.is_integer else {})})
+        kind = {"integers": self.is_integer, "words": self.has_words}
+        return Candidate.of(TEMPLATE, {**params, **{name: 1 for name, is_so in kind.items() if is_so}})
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for other computations, and where there is no mma.sync.
 
-    Where values may be multiplied in float16 and in int8, those of the dtype that is predicted slower come in every fourth place.
+    Where values may be multiplied in float16 and in int8, those of the dtype that is predicted slower come in every fourth place, and so do
+    those whose weights become int8 one by one.
     """
     gpu = arch.the_gpu
     sizes = scaled_of(space, gpu)
     if sizes is None:
         return ()
-    kinds = [each for each in (sizes, *[sizes.integers] * sizes.are_integers) if not why_no_tensor_cores(each.gemm, gpu)]
-    in_order = sorted(filter(None, (_ranked(each, gpu, top_k) for each in kinds)), key=lambda proposals: proposals[0].predicted_secs)
-    return tuple(itertools.islice(interleaved(*in_order, *[()] * (2 - len(in_order))), top_k)) if in_order else ()
+    kinds = [(each, False) for each in (sizes, *[sizes.integers] * sizes.are_integers) if not why_no_tensor_cores(each.gemm, gpu)]
+    kinds += [(each, True) for each, _ in kinds if _makes_words(each)]
+    ranked = (_ranked(each, gpu, top_k, has_words=has_words) for each, has_words in kinds)
+    found: Iterable[Proposal] = ()
+    for proposals in sorted(filter(None, ranked), key=lambda proposals: -proposals[0].predicted_secs):
+        found = interleaved(proposals, found)
+    return tuple(itertools.islice(found, top_k))
 
 
-def _ranked(sizes: ScaledSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings of one dtype, the fastest first."""
-    return tuple(itertools.islice(best_first((_estimate(sizes, tiles, gpu) for tiles in tilings(sizes, gpu)), SAME_TILE), top_k))
+def _makes_words(sizes: ScaledSizes) -> bool:
+    """Say whether weights of 4 bits become int8."""
+    _, _, n, k = sizes.gemm.extents
+    return sizes.gemm.a.dtype == INTEGER_DTYPE and sizes.value_bytes[1] < n * k
+
+
+def _ranked(sizes: ScaledSizes, gpu: Gpu, top_k: int, *, has_words: bool) -> tuple[Proposal, ...]:
+    """Return the tilings of one kind, the fastest first."""
+    found = (tiles for tiles in tilings(sizes, gpu) if not has_words or is_staged(sizes, tiles, gpu))
+    estimates = (_estimate(sizes, tiles, gpu, has_words=has_words) for tiles in found)
+    return tuple(itertools.islice(best_first(estimates, SAME_TILE), top_k))
 
 
 def tilings(sizes: ScaledSizes, gpu: Gpu) -> Iterator[GemmTcParams]:
@@ -164,11 +182,12 @@ def _resident(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> int:
     return occupancy(gpu, tiling.warps * WARP_LANES, registers(tiling), smem_bytes(sizes, tiling, gpu))
 
 
-def _convert_instructions(sizes: ScaledSizes, tiling: GemmTcParams) -> float:
+def _convert_instructions(sizes: ScaledSizes, tiling: GemmTcParams, *, has_words: bool) -> float:
     """Return the instructions of all lanes in which a block's values of a k-tile get to shared memory as they are multiplied."""
     _, _, n, k = sizes.gemm.extents
     is_integer = sizes.gemm.a.dtype == INTEGER_DTYPE
     each = INTEGER_CONVERT_INSTRUCTIONS if is_integer else CONVERT_INSTRUCTIONS
+    each = WORD_CONVERT_INSTRUCTIONS if has_words else each
     is_narrow = sizes.value_bytes[1] < n * k
     turn = tiling.warps * (WARP_LANES // min(WARP_LANES, max(1, tiling.block_k // VALUE_VECTOR)))
     of_a = COPY_INSTRUCTIONS if is_integer else each
@@ -189,7 +208,7 @@ def _moved_bytes(sizes: ScaledSizes, tiling: GemmTcParams) -> float:
     return tiling.block_k * (rows * dtype_bytes(sizes.gemm.a.dtype) + 2 * stored)
 
 
-def _turn_cycles(sizes: ScaledSizes, tiling: GemmTcParams, resident: int, gpu: Gpu) -> float:
+def _turn_cycles(sizes: ScaledSizes, tiling: GemmTcParams, resident: int, gpu: Gpu, *, has_words: bool) -> float:
     """Return the cycles in which an SM's resident blocks each get through one k-tile.
 
     All of them share its units: those for integers and float32, and tensor cores with shared memory, which feeds them. Barriers part what a
@@ -198,7 +217,7 @@ def _turn_cycles(sizes: ScaledSizes, tiling: GemmTcParams, resident: int, gpu: G
     """
     block_m, block_n, block_k = tiling.block_m, tiling.block_n, tiling.block_k
     is_integer, threads = sizes.gemm.a.dtype == INTEGER_DTYPE, tiling.warps * WARP_LANES
-    convert, scaled = _convert_instructions(sizes, tiling), block_m * block_n
+    convert, scaled = _convert_instructions(sizes, tiling, has_words=has_words), block_m * block_n
     integer = convert + scaled * is_integer + K_TILE_INSTRUCTIONS * threads
     multiply = scaled * block_k / multiplies_per_cycle(gpu, sizes.gemm.a.dtype, sizes.gemm.accum_dtype)
     issued = integer / INTEGERS_PER_CYCLE + scaled * SCALE_INSTRUCTIONS / (2 * INTEGERS_PER_CYCLE)
@@ -211,7 +230,7 @@ def _turn_cycles(sizes: ScaledSizes, tiling: GemmTcParams, resident: int, gpu: G
     return max(max(resident * busy, chain) + waiting, latency)
 
 
-def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
+def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu, *, has_words: bool = False) -> Estimate:
     """Return a p-norm of the times of the SMs, of L2 and of DRAM, besides a launch.
 
     An SM converts, multiplies and scales the k-tiles of its blocks in turn.
@@ -222,7 +241,8 @@ def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
     k_tiles, cycle = -(-k // (tiling.block_k * tiling.split_k)), 1 / (gpu.clock_hz * SUSTAINED_CLOCK)
     resident = _resident(sizes, tiling, gpu)
     rounds, rest = divmod(-(-blocks // gpu.sm_count), resident)
-    turns = rounds * _turn_cycles(sizes, tiling, resident, gpu) + (_turn_cycles(sizes, tiling, rest, gpu) if rest else 0.0)
+    turns = rounds * _turn_cycles(sizes, tiling, resident, gpu, has_words=has_words)
+    turns += _turn_cycles(sizes, tiling, rest, gpu, has_words=has_words) if rest else 0.0
     loaded = sum(rows * extent / size for rows, extent, size in zip((block_m, block_n), sizes.value_bytes, (m, n), strict=True))
     results = m * n * (4 * (tiling.split_k + 1) if tiling.split_k > 1 else 2)
     times = (
@@ -232,4 +252,4 @@ def _estimate(sizes: ScaledSizes, tiling: GemmTcParams, gpu: Gpu) -> Estimate:
     )
     is_integer = sizes.gemm.a.dtype == INTEGER_DTYPE
     secs = p_norm(*times, exponent=OVERLAP) + launch_secs(gpu) * (1 if tiling.split_k == 1 else 2)
-    return Estimate(Tiling(tiling, is_integer), secs, (block_m, block_n))
+    return Estimate(Tiling(tiling, is_integer, has_words), secs, (block_m, block_n))

@@ -12,7 +12,7 @@ Parameters, as of `gpu_matmul_tc`:
   smem_epilogue       1 stores results through shared memory, in whole rows; 0 has each lane store its own
   split_k             parts of k, computed by thread blocks of their own and added by a second kernel
   integers            1 multiplies in int8 where all values are integers from -128 to 127; 0, where it is left out, in float16
-  words               1 makes int8 of four weights of 4 bits at once, in a word, where values are staged; 0, where it is left out, one by one
+  words               1 makes int8 of four weights of 4 bits at once, in a word, where values are staged; 0, where it is left out, of each
 
 Where there are several stages, and n and k are whole tiles, values, scales and zero points of columns and groups come to shared memory as
 they are, by cp.async; there values become float16 (or int8), in memory of one stage. Else they become that on their way. A thread has

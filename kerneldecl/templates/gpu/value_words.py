@@ -25,7 +25,7 @@ LOW_NIBBLES, HIGH_NIBBLES = 0x000F000F, 0x00F000F0
 
 
 class Words(NamedTuple):
-    """What makes words of an operand [rows, k / 4]: a word's expression, and what it loads as a region, both of axes that stand for places."""
+    """What makes the words of an operand [rows, k / 4]: a word and the region that it loads, as expressions of two axes."""
 
     axes: tuple[Any, Any]
     value: Any
