@@ -26,7 +26,7 @@ from kerneldecl.policies.gpu.gemm_tiles import (
     split_k_choices,
 )
 from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, RESOLVED_WAIT, SUSTAINED_CLOCK, multiplies_per_cycle
-from kerneldecl.policies.gpu.time_model import CHAIN_CYCLES, DRAM_SHARE, launch_secs, occupancy, p_norm
+from kerneldecl.policies.gpu.time_model import CHAIN_CYCLES, DRAM_SHARE, INTEGERS_PER_CYCLE, launch_secs, occupancy, p_norm
 
 TEMPLATE = "gpu_matmul_scaled"
 TEMPLATES = (TEMPLATE,)
@@ -63,9 +63,6 @@ SCALE_INSTRUCTIONS = 2.0
 """Instructions of a lane for each sum of a k-tile: it is scaled and added. One of int32 becomes float32 before."""
 K_TILE_INSTRUCTIONS = 70.0
 """Instructions of a lane for a k-tile besides: copies, addresses, barriers. Counted as the ones above."""
-INTEGERS_PER_CYCLE = 64.0
-"""Integer and conversion instructions of lanes that an SM does in a cycle; of multiply-adds of float32 twice as many (CUDA C++ Programming
-Guide, throughput of native arithmetic instructions, compute capabilities 8.x and 9.0)."""
 OVERLAPPED = 0.75
 """Part of the shorter one of instructions and of tensor cores with shared memory that overlaps where an SM has several blocks. Fitted to
 the same tilings, of which blocks alone on an SM took 1.1 to 1.3 times as long as predicted without."""

@@ -46,6 +46,9 @@ turn; and the power of an SM's blocks by which that is less. Fitted to 190 opera
 CHAIN_CYCLES = 3.5
 """Cycles from one instruction of a warp to its next, where most wait for the one before. Fitted to 198 tilings of GEMMs with scaled values,
 in which a scheduler with one warp takes as long as one with two (H200, 2026-11)."""
+INTEGERS_PER_CYCLE = 64.0
+"""Integer and conversion instructions of lanes that an SM does in a cycle; of multiply-adds of float32 twice as many (CUDA C++ Programming
+Guide, throughput of native arithmetic instructions, compute capabilities 8.x and 9.0)."""
 SM_BYTES_PER_CLOCK = 64.0
 """Bytes that one SM can draw from L2 in a cycle."""
 THREAD_BYTES = 64
