@@ -24,3 +24,13 @@ FIRST_CLUSTER_CAPABILITY = (9, 0)
 """Compute capability of the first GPUs with thread block clusters (CUDA C++ Programming Guide)."""
 MAX_CLUSTER = 8
 """Thread blocks of a cluster that every GPU with clusters takes (CUDA C++ Programming Guide, thread block clusters)."""
+PLAIN_SMEM_BYTES = 48 * 1024
+"""Bytes of shared memory that a block has where the launch does not ask for more (CUDA C++ Programming Guide, compute capabilities)."""
+
+
+def launched_smem_bytes(static: int, dynamic: int) -> int:
+    """Return the dynamic shared memory that a launch requests for a block that has static memory as well, in bytes.
+
+    TVM's runtime asks CUDA for more than PLAIN_SMEM_BYTES only where the dynamic part has so many.
+    """
+    return max(dynamic, PLAIN_SMEM_BYTES) if dynamic and static + dynamic > PLAIN_SMEM_BYTES else dynamic

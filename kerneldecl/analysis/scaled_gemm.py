@@ -10,13 +10,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
-from kerneldecl.analysis.tensor_cores import shape_of
+from kerneldecl.analysis.tensor_cores import INTEGERS, shape_of
 from kerneldecl.model import Access, Gpu, IterSpace, dtype_bytes
 
 VALUE_DTYPE = "float16"
 """Dtype in which values are multiplied: all numbers of 8 bits are exact in it."""
 INTEGER_DTYPE = "int8"
 """Dtype in which integers are multiplied otherwise, if all of them are from -128 to 127: tensor cores take twice as many of it."""
+
+ROWS_DIMENSIONS = 2
+"""Dimensions of values that lie in rows, not packed."""
 
 
 class ScaledSizes(NamedTuple):
@@ -30,6 +33,10 @@ class ScaledSizes(NamedTuple):
     """Bytes of A's and B's values in memory."""
     are_integers: bool
     """Whether values may be integers from -128 to 127: int8, or 4 bits without zero points."""
+    is_packed: bool = False
+    """Whether B's values lie in fragments, not in rows."""
+    has_narrow_scales: bool = False
+    """Whether scales of 8 bits are among the factors: no copy brings those to shared memory as they are."""
 
     @property
     def integers(self) -> ScaledSizes:
@@ -64,7 +71,10 @@ def scaled_of(space: IterSpace, gpu: Gpu) -> ScaledSizes | None:
     groups = [_group(access, rows, k) for found, rows in zip(factors, (m, n), strict=True) for access in found]
     own = replace(gemm, a=replace(gemm.a, dtype=VALUE_DTYPE), b=replace(gemm.b, dtype=VALUE_DTYPE))
     are_integers = not any(few) and all(access.dtype in {"int8", "uint8"} for found in values for access in found)
-    return ScaledSizes(own, math.gcd(*groups) or k, (stored[0], stored[1]), are_integers)
+    is_packed = any(len(access.shape) > ROWS_DIMENSIONS for access in values[1] if math.prod(access.shape) == stored[1])
+    # Zero points of 8 bits have scales of float32 beside them; E8M0 is read from bytes.
+    has_narrow_scales = any(access.dtype not in INTEGERS or not wide for narrow, wide in zip(few, scales, strict=True) for access in narrow)
+    return ScaledSizes(own, math.gcd(*groups) or k, (stored[0], stored[1]), are_integers, is_packed, has_narrow_scales)
 
 
 def _sources(space: IterSpace, access: Access) -> tuple[Access, ...]:

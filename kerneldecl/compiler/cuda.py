@@ -36,6 +36,7 @@ from kerneldecl.compiler.passes.float8_bits import float8_by_bits
 from kerneldecl.compiler.passes.nan import carried, gives_nan, has_instruction, with_nan_in_cuda
 from kerneldecl.compiler.passes.registers import lane_arrays, narrowed, unrolled
 from kerneldecl.compiler.passes.single_barrier import one_barrier
+from kerneldecl.compiler.passes.smem_attribute import static_smem_bytes, with_smem_attribute
 from kerneldecl.compiler.passes.spread_copies import spread_copies
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.compiler.rows import arguments_of
@@ -221,8 +222,10 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         else:
             device = reworked(device)
             device = device if arch.the_gpu.compute_capability >= FLOAT8_INSTRUCTIONS else float8_by_bits(device)
+            static = static_smem_bytes(device)
             if supports_pdl(arch.the_gpu):
-                host, device = pdl_launches(host, arch.the_gpu), pdl_kernels(device, arch.the_gpu)
+                host, device = pdl_launches(host, arch.the_gpu, static), pdl_kernels(device, arch.the_gpu)
+            host = with_smem_attribute(host, static)
         bodies = tuple(each.body for each in host.functions.values())
         calls = tuple(call for body in bodies for call in _calls(body))
         nan = any(gives_nan(carried(each, func)) for each in device.functions.values())

@@ -18,7 +18,7 @@ from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_attention_decode as mma_sync
 from kerneldecl.policies import gpu_attention_simt
 from kerneldecl.policies.gpu.decode_order import Kind, varied
-from kerneldecl.policies.gpu.time_model import FEW_TURNS, p_norm, warp_fma_cycles
+from kerneldecl.policies.gpu.time_model import CHAIN_CYCLES, DRAM_LATENCY_SECS, FEW_TURNS, p_norm, warp_fma_cycles
 
 TEMPLATES = ("gpu_attention_decode_simt",)
 AUTO = {"cuda": 13}
@@ -31,7 +31,7 @@ WAVES = (1, 2, 3, 4, 8)
 SAME_SPLIT, SAME_TILE = 4, 3
 """Candidates with the same split, or the same lanes, keys and warps, that come before others: the model may be wrong there."""
 
-# Not measured yet: instructions counted in the text, rates of NVIDIA's tables; what streams is as fitted for mma.sync.
+# Instructions are counted in the text, rates NVIDIA's tables'; what streams is as fitted for mma.sync.
 
 UNDER_WAY_SHARE = 0.6
 """Part of the bytes of a step that a warp has under way on average: either its keys or its values are being multiplied."""
@@ -44,6 +44,13 @@ KEY_INSTRUCTIONS, STEP_INSTRUCTIONS = 12.0, 40.0
 """Instructions of a thread for the addresses of a key and its values, and for a step besides its keys."""
 STEP_CYCLES, LEVEL_CYCLES = 150.0, 30.0
 """Cycles of a step in which a warp waits for its own results, and for each level of its shuffles."""
+LINE_CYCLES = 4.0
+"""Cycles of an SM for each line that a warp's load touches. Fitted to eight attentions of float32, 104 kernels (H200, 2026-11): lanes that
+read a row in pieces of 64 bytes took longer than those that read lines."""
+MEAN_LENGTH, LONGEST_ALONE = 0.5, 0.5
+"""Mean of lengths that are as likely as any up to the most, and the part of the longest sequence's thread blocks whose time nothing
+overlaps: they begin at any time while others work. 8 sequences of 4096 keys at most in 2, 4 and 6 parts took 48, 42 and 41 us (H200,
+2026-11)."""
 FASTER = 0.85
 """Part of this kernel's time that tiles must be predicted to take: their model has less loss where DRAM is the limit, by 10 %."""
 OVERLAP = 4.0
@@ -105,7 +112,10 @@ def secs(sizes: DecodeSizes, params: DecodeSimtParams, gpu: Gpu) -> float:
     block_bytes = sizes.cache_bytes * row_blocks / grid
     streamed = full * slots * block_bytes / _bytes_per_s(sizes, params, gpu, slots)
     streamed += rest * block_bytes / _bytes_per_s(sizes, params, gpu, rest) if rest else 0.0
-    streamed *= max(1.0, -(-grid // gpu.sm_count) * gpu.sm_count / grid if grid > gpu.sm_count else 1.0) ** mma_sync.UNEVEN_POWER
+    if sizes.has_lengths and sizes.batch > 1:
+        streamed = MEAN_LENGTH * streamed + LONGEST_ALONE * block_bytes / _alone_bytes_per_s(sizes, params, gpu)
+    elif grid > gpu.sm_count:
+        streamed *= (-(-grid // gpu.sm_count) * gpu.sm_count / grid) ** mma_sync.UNEVEN_POWER
     resident = min(params.blocks, -(-grid // gpu.sm_count))
     # Of many turns the last one overlaps others: thread blocks differ in when they began.
     turns = grid / slots if grid > FEW_TURNS * slots else -(-grid // slots)
@@ -133,6 +143,12 @@ def _bytes_per_s(sizes: DecodeSizes, params: DecodeSimtParams, gpu: Gpu, active:
     return 1 / p_norm(1 / under_way, 1 / of_sms, 1 / of_dram, 1 / of_l2, exponent=OVERLAP)
 
 
+def _alone_bytes_per_s(sizes: DecodeSizes, params: DecodeSimtParams, gpu: Gpu) -> float:
+    """Return the bandwidth that a thread block reaches while others have ended."""
+    step_bytes = params.held_vectors(sizes) * width(sizes) * dtype_bytes(sizes.dtype) * WARP_LANES
+    return min(params.warps * step_bytes / DRAM_LATENCY_SECS, mma_sync.SM_BYTES_PER_CLOCK * gpu.clock_hz)
+
+
 def _step_secs(sizes: DecodeSizes, params: DecodeSimtParams, gpu: Gpu, resident: int) -> float:
     """Return the time of a block of keys of each warp of an SM: a warp's own latencies, what its partitions issue, lines that it loads."""
     vectors, levels = sum(params.vectors(sizes)), math.log2(params.lanes)
@@ -140,7 +156,7 @@ def _step_secs(sizes: DecodeSizes, params: DecodeSimtParams, gpu: Gpu, resident:
     fma_cycles = elements * (params.rows * warp_fma_cycles(gpu, "float32") + (0 if sizes.dtype == "float32" else 1))
     score_cycles = levels * (SHUFFLE_CYCLES + 1) + SCORE_INSTRUCTIONS + SCORE_CYCLES
     issued = params.unroll * (fma_cycles + params.rows * score_cycles + vectors + KEY_INSTRUCTIONS) + STEP_INSTRUCTIONS
-    alone = issued + STEP_CYCLES + LEVEL_CYCLES * levels
+    alone = CHAIN_CYCLES * issued + STEP_CYCLES + LEVEL_CYCLES * levels
     warps = params.warps * resident
-    lines = params.held_vectors(sizes) * max(1.0, WARP_LANES / params.lanes)
+    lines = params.held_vectors(sizes) * max(1.0, WARP_LANES / params.lanes) * LINE_CYCLES
     return p_norm(alone, issued * warps / SM_PARTITIONS, lines * warps, exponent=OVERLAP) / gpu.clock_hz

@@ -26,7 +26,7 @@ from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.attention_tiles import heads_in_l2, keys_of_tiles
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, start_secs
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE, occupancy, p_norm, warp_fma_cycles
+from kerneldecl.policies.gpu.time_model import CHAIN_CYCLES, DRAM_SHARE, SMEM_LOAD_CYCLES, occupancy, p_norm, warp_fma_cycles
 
 TEMPLATES = ("gpu_attention_simt",)
 AUTO = {"cuda": 18}
@@ -46,15 +46,10 @@ ROW_INSTRUCTIONS = 30.0
 """Instructions of a lane for a row of a block: exchange of maxima, the factor of earlier results; the results themselves come to it."""
 COPY_INSTRUCTIONS = 12.0
 """Instructions of a lane for one copy to shared memory with its address."""
-LOAD_CYCLES = 2.0
-"""Cycles of shared memory for a warp's quads, of which pairs of lanes load each."""
 BLOCK_CYCLES = 1400.0
 """Cycles of a block in which a CTA's warps do nothing else: two barriers, maxima of rows, first operands. Fitted, as the next one, to 40
 tilings of two attentions of float32, of which 700 cycles and 1.0 proposed CTAs of one warp first that took 1.45 times as long as the best
-(seed 43, H200, 2026-11)."""
-ALONE_SLOWDOWN = 1.5
-"""How much longer a warp takes than its instructions without another warp on its scheduler: products wait for their operands out of shared
-memory."""
+(seed 43, H200, 2026-11), and kept with 118 tilings of seven."""
 TILE_CYCLES = 4000.0
 """Cycles of a tile besides its blocks: its launch, first copies, last results and their store."""
 BLOCK_P_NORM = 2.4
@@ -118,10 +113,10 @@ def block_cycles(sizes: AttentionSizes, params: AttentionSimtParams, gpu: Gpu, r
     loads = quads * (rows + keys) + params.warp_keys / QUAD * (rows + columns)
     copies = params.block_n * (sizes.head_dim + sizes.value_dim) / QUAD / params.threads
     other = rows * keys * (SCORE_INSTRUCTIONS + biases * BIAS_INSTRUCTIONS) + rows * (ROW_INSTRUCTIONS + columns)
-    issued = multiplied * warp_fma_cycles(gpu, "float32") + loads + other + copies * COPY_INSTRUCTIONS
-    smem = warps * (loads * LOAD_CYCLES + rows * keys + copies * QUAD)
-    # Fewer warps than an SM has partitions leave some of its CUDA cores idle.
+    other += copies * COPY_INSTRUCTIONS
+    issued = multiplied * warp_fma_cycles(gpu, "float32") + loads + other
+    smem = warps * (loads * SMEM_LOAD_CYCLES + rows * keys + copies * QUAD)
+    # Fewer warps than an SM has partitions leave some of its CUDA cores idle. Products are independent, scores and copies a chain.
     busy = max(resident * warps / SM_PARTITIONS, 1.0)
-    return p_norm(
-        busy * issued, resident * smem, -(-warps // SM_PARTITIONS) * ALONE_SLOWDOWN * issued + BLOCK_CYCLES, exponent=BLOCK_P_NORM
-    )
+    alone = -(-warps // SM_PARTITIONS) * issued + CHAIN_CYCLES * other + BLOCK_CYCLES
+    return p_norm(busy * issued, resident * smem, alone, exponent=BLOCK_P_NORM)

@@ -17,7 +17,7 @@ from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first, interleaved
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, p_norm
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, INTEGERS_PER_CYCLE, SM_BYTES_PER_CLOCK, p_norm
 from kerneldecl.policies.shared.reduction import only_reduction
 from kerneldecl.policies.shared.traffic import moved_bytes
 
@@ -40,8 +40,9 @@ VECTOR_SECS = 9e-7
 """Seconds until a block has the vector in shared memory: its threads meet twice."""
 FILL_SHARE = 0.48
 """Fraction of the time in which all stages are filled that passes before warps compute."""
-UNPACKED_SLOWDOWN = 1.3
-"""How much longer gpu_gemv takes than its policy predicts where weights have 4 bits: 1.2 to 2.9 times, measured on an H200."""
+UNPACK_INSTRUCTIONS = 5.0
+"""Integer instructions in which gpu_gemv unpacks and converts a weight, besides what its policy predicts. Fitted to 100 kernels of six
+matrices, 0.92 to 2.1 times as long as predicted without (H200, 2026-11)."""
 OVERLAP = 5.0
 """Exponent of the p-norm of times that overlap."""
 RIVAL_SLOWDOWN = 1.3
@@ -67,7 +68,8 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     if sizes is None or gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return ()
     own = tuple(best_first((_estimate(sizes, tiling, gpu) for tiling in tilings(sizes, gpu)), SAME_TILE))
-    others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED_SLOWDOWN) for found in gpu_gemv.propose(space, arch, top_k)]
+    unpack_secs = UNPACK_INSTRUCTIONS * sizes.n * sizes.k / (INTEGERS_PER_CYCLE * gpu.sm_count * gpu.clock_hz)
+    others = [replace(found, predicted_secs=found.predicted_secs + unpack_secs) for found in gpu_gemv.propose(space, arch, top_k)]
     first, second = sorted((own, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= RIVAL_SLOWDOWN * first[0].predicted_secs]
     return tuple(interleaved(first, rivals))[:top_k] if own else ()

@@ -9,10 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, WARP_LANES
 from kerneldecl.analysis.matmul_grouped import GroupedSizes, MmaGroupedParams, expected_tiles, grouped_of, mma_k_tile, mma_takes
 from kerneldecl.analysis.matmul_grouped_simt import K_TILE, VECTOR, SimtGroupedParams, simt_takes
+from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu import time_model as model
+from kerneldecl.policies.gpu.tensor_core_model import (
+    MMA_LATENCY_CYCLES,
+    Grid,
+    KTile,
+    multiplies_per_cycle,
+    overlapped_fraction,
+    sm_secs,
+    start_secs,
+)
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, occupancy, p_norm
 
 TEMPLATES = ("gpu_matmul_grouped", "gpu_matmul_grouped_simt")
 AUTO = {"cuda": 17}
@@ -31,8 +43,6 @@ TILES = (
 """Rows and columns of a tile, warps along each."""
 STAGES = (5, 4, 3)
 BLOCKS = (1, 2, 3)
-TENSOR_SHARE = 0.6
-"""Part of the data sheet's rate that mma.sync reaches. Assumed: no kernel has been timed yet."""
 SIMT_TILES = (
     (128, 128, 8, 8),
     (64, 128, 8, 8),
@@ -52,6 +62,10 @@ COPY_INSTRUCTIONS = 4
 """Instructions of an element that a thread copies: a store and a conversion, and its part of the load with its address and bounds."""
 BROADCASTS = 2
 """Threads of a warp that read the same elements of shared memory at once, about."""
+SCALE_INSTRUCTIONS = 2.0
+"""Instructions of a lane for each sum of a k-tile with scales: it is multiplied, and added."""
+OVERLAP = 4.0
+"""Exponent of the p-norm of the times of SMs, L2 and DRAM, which overlap, as of `gpu_matmul_tc`."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -73,26 +87,37 @@ def choices(sizes: GroupedSizes, gpu: Gpu) -> Iterator[MmaGroupedParams]:
 
 
 def secs(sizes: GroupedSizes, params: MmaGroupedParams, gpu: Gpu) -> float:
-    """Return the predicted time of as many tiles: tensor cores, L2, DRAM, and the waits of a thread block's k-tiles."""
+    """Return the predicted time of as many tiles: what an SM takes for the k-tiles of its thread blocks, L2, DRAM and the start.
+
+    Tiles follow each other in a persistent thread block as its k-tiles do. Where mma.sync has no instruction for the dtype, tensor cores
+    have the rate of converted operands: float8 on Hopper.
+    """
     item = dtype_bytes(sizes.dtype)
     tiles = round(expected_tiles(sizes, params.block_m)) * -(-sizes.n // params.block_n)
+    resident = min(params.blocks, occupancy(gpu, params.threads, params.registers(sizes), params.smem_bytes(sizes)))
     k_tile = mma_k_tile(sizes)
     k_tiles = -(-sizes.k // k_tile)
-    read_rows = params.block_m * params.block_n * sum(1 / extent for extent in params.warp_tile)
-    work = model.Work(
-        blocks=tiles,
-        threads=params.threads,
-        regs_per_thread=params.registers(sizes),
-        smem_bytes=params.smem_bytes(sizes),
-        flops=2.0 * tiles * params.block_m * params.block_n * k_tiles * k_tile,
-        flops_per_s=gpu.tensor_rate(sizes.dtype) * TENSOR_SHARE,
-        dram_bytes=sizes.bytes_moved,
-        l2_bytes=tiles * k_tiles * k_tile * (params.block_m + params.block_n) * item,
-        moved_smem_bytes=tiles * k_tiles * k_tile * item * read_rows,
-        rounds=1 + k_tiles / (params.stages - 1),
-        barriers=k_tiles,
+    warp_m, warp_n = params.warp_tile
+    tile_bytes = (params.block_m + params.block_n) * k_tile * item
+    read_bytes = params.threads // WARP_LANES * (warp_m + warp_n) * k_tile * item
+    scaling = params.block_m * params.block_n * SCALE_INSTRUCTIONS * sizes.is_scaled / (SM_PARTITIONS * WARP_LANES)
+    work = KTile(
+        multiply_cycles=params.block_m * params.block_n * k_tile / multiplies_per_cycle(gpu, sizes.dtype, "float32"),
+        chain_cycles=k_tile * item / K_BYTES * MMA_LATENCY_CYCLES,
+        smem_cycles=(tile_bytes + read_bytes) / gpu.smem_bytes_per_clock_per_sm,
+        copy_cycles=tile_bytes / SM_BYTES_PER_CLOCK,
+        issue_cycles=SM_PARTITIONS * scaling,
+        address_cycles=0.0,
+        overlapped=overlapped_fraction(warp_m // FRAGMENT, warp_n // FRAGMENT, 1),
+        register_waits=0.0,
     )
-    return model.predicted_secs(gpu, work)
+    grid = Grid(tiles, params.threads // WARP_LANES, resident, k_tiles, params.stages, epilogue_cycles=0.0)
+    times = (
+        sm_secs(gpu, grid, work),
+        tiles * k_tiles * tile_bytes / gpu.l2_bytes_per_s,
+        sizes.bytes_moved / (gpu.dram_bytes_per_s * DRAM_SHARE),
+    )
+    return p_norm(*times, exponent=OVERLAP) + start_secs(gpu)
 
 
 def on_cuda_cores(sizes: GroupedSizes, gpu: Gpu, top_k: int) -> tuple[Proposal, ...]:

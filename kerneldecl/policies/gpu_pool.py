@@ -123,6 +123,7 @@ def _work(sizes: PoolSizes, params: PoolParams, moved: int, gpu: Gpu) -> Work:
         l2_bytes=moved + read * (_read_again(sizes, params) - 1),
         moved_smem_bytes=turns * access * (loads + params.column * params.strip),
         rounds=-(-loads // in_flight),
+        thread_instructions=instructions,
     )
 
 

@@ -18,6 +18,7 @@ import tvm
 from tvm import rpc
 
 from kerneldecl.arrays import Array, finite_rms, relative_error
+from kerneldecl.runners.reasons import reason_of
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
 from kerneldecl.runners.verification import Call, changed, poison_byte, verified
 from kerneldecl.signature import Arg
@@ -127,7 +128,7 @@ def _session(tracker: str, key: str) -> Any:
 
 
 def _last(error: Exception) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[:200]
+    return reason_of(str(error))[:200] or type(error).__name__
 
 
 def _device(board: Board) -> Any:

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from kerneldecl.runners.reasons import reason_of
+
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib is not imported yet
 # Each request names an action; the module that has it is imported when it is first requested.
 COMPILING = "kerneldecl.compiler.actions"
@@ -73,9 +75,7 @@ def _answered(request: dict[str, Any]) -> dict[str, Any]:
     try:
         return action(**request)
     except Exception as error:  # noqa: BLE001  whatever a rule, a template or a compiler raises is the candidate's failure
-        # TVM's messages are long C++ traces with the reason in the last line.
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-        failure = f"{_place(error, request)}{type(error).__name__}: {lines[-1].strip()[:300]}"
+        failure = f"{_place(error, request)}{type(error).__name__}: {reason_of(str(error))[:300]}"
         return {"failure": failure, "diagnostics": traceback.format_exc()[-2000:], "is_last": getattr(error, "is_fatal", False)}
 
 

@@ -12,6 +12,7 @@ Parameters, as of `gpu_matmul_tc`:
   smem_epilogue       1 stores results through shared memory, in whole rows; 0 has each lane store its own
   split_k             parts of k, computed by thread blocks of their own and added by a second kernel
   integers            1 multiplies in int8 where all values are integers from -128 to 127; 0, where it is left out, in float16
+  words               1 makes int8 of four weights of 4 bits at once, in a word, where values are staged; 0, where it is left out, of each
 
 Where there are several stages, and n and k are whole tiles, values, scales and zero points of columns and groups come to shared memory as
 they are, by cp.async; there values become float16 (or int8), in memory of one stage. Else they become that on their way. A thread has
@@ -51,6 +52,7 @@ from kerneldecl.templates.gpu.mma_fragments import (
 from kerneldecl.templates.gpu.read_scaled import read_scaled
 from kerneldecl.templates.gpu.scaled_products import KTiles, by_k_tiles
 from kerneldecl.templates.gpu.staged_values import Staging
+from kerneldecl.templates.gpu.value_words import words_of
 from kerneldecl.templates.shared.blocks import attempt
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
@@ -70,10 +72,16 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     tiled = KTiles(problem, (tiles.block_m, tiles.block_n, tiles.block_k), tiles.split_k, dtype)
     a, b = (replace(operand, dtype=dtype, position=at) for at, operand in enumerate((found.a, found.b)))
     gemm = replace(found, a=a, b=b, accum_dtype=tiled.sum_dtype)
+    words = words_of(problem.b.values, *problem.extents[1:]) if params.get("words") else None
+    if params.get("words") and (words is None or dtype != INTEGER_DTYPE):
+        return None
     if why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, gemm.extents, dtype) or not tiled.shares_scales:
         return None
     is_staged = arch.the_gpu.async_copy and tiles.stages > 1 and tiled.padded[1:] == problem.extents[1:]
-    scheduled = attempt(by_k_tiles(tiled), lambda sch: _schedule(sch, gemm, tiles, arch, is_staged=is_staged))
+    if words and not is_staged:
+        return None
+    tiled = replace(tiled, words=words)
+    scheduled = attempt(by_k_tiles(tiled), lambda sch: _schedule(sch, gemm, tiles, arch, is_staged=is_staged, has_words=bool(words)))
     return None if scheduled is None else IRModule({"main": _bound(scheduled.mod["main"])})
 
 
@@ -89,7 +97,7 @@ def _fits(tiles: GemmTcParams, extents: tuple[int, int, int, int], dtype: str) -
     )
 
 
-def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch, *, is_staged: bool) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch, *, is_staged: bool, has_words: bool) -> bool:
     products, scaled = sch.get_sblock("products"), sch.get_sblock("scaled")
     mma = intrinsics_of(sch, products, gemm, arch.the_gpu, a_k_last=True)
     # 1. Parts of k.
@@ -119,7 +127,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: GemmTcParams, arch: Arch,
     sch.set_scope(products, 0, "local")
     sch.compute_at(products, k)
     fragment, k_step = _fragments(sch, products, tiles, mma)
-    staging = Staging(sch, k, tiles, is_staged)
+    staging = Staging(sch, k, tiles, is_staged, has_words)
     (left, left_copies), (right, right_copies) = (staging.values(name, fragment) for name in ("left", "right"))
     scale_copies = staging.scales()
     loads = [sch.cache_read(fragment, operand.position, "local") for operand in (gemm.a, gemm.b)]

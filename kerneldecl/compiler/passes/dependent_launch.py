@@ -12,6 +12,7 @@ CUDA graph, where artifact/graph_starts.py takes it back, and nothing elsewhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -44,8 +45,8 @@ def pdl_kernels(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     return tvm.IRModule({name: _with_wait(func, gpu) for name, func in mod.functions.items()})
 
 
-def pdl_launches(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
-    """Return host functions that launch their kernels with PDL.
+def pdl_launches(mod: tvm.IRModule, gpu: Gpu, static: Mapping[str, int]) -> tvm.IRModule:
+    """Return host functions that launch their kernels with PDL; `static` is the static shared memory of each kernel's block.
 
     Blocks that are launched early go to the SMs that have room first, and would pile up there. So a kernel whose blocks are all
     resident at once requests enough shared memory that no SM holds more of them than an even distribution gives it.
@@ -58,8 +59,8 @@ def pdl_launches(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
         grid = [extent for name, extent in zip(names, args[-len(names) :], strict=True) if name.startswith("blockIdx.")]
         # Of rows that are known at run time nobody knows the blocks.
         if names[-1] == DYNAMIC_SMEM_TAG and all(isinstance(extent, tvm.tirx.IntImm) for extent in grid):
-            blocks = math.prod(map(int, grid))
-            args[-1] = tvm.tirx.IntImm(str(args[-1].ty.dtype), balanced_smem_bytes(gpu, blocks, int(args[-1])))
+            blocks, fixed = math.prod(map(int, grid)), static.get(str(args[0].value), 0)
+            args[-1] = tvm.tirx.IntImm(str(args[-1].ty.dtype), balanced_smem_bytes(gpu, blocks, fixed + int(args[-1])) - fixed)
         return _with_params(call, args, _tagged(names))
 
     return tvm.IRModule(

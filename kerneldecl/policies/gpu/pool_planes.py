@@ -104,6 +104,7 @@ def _work(sizes: PoolSizes, params: PlanesParams, moved: int, gpu: Gpu) -> Work:
         moved_smem_bytes=LINE_BYTES * (turns / WARP_LANES * (load_turns + store_turns) + copy_turns),
         rounds=1 if params.staged else -(-rows // in_flight),
         barriers=int(params.staged),
+        thread_instructions=instructions,
     )
 
 

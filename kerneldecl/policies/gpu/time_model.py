@@ -43,6 +43,12 @@ on an H200 (2026-11)."""
 EXPOSED, EXPOSED_POWER = 0.6, 2.0
 """Part of the shorter of latency and throughput's time that an SM's only block does not overlap, since it loads, computes and stores in
 turn; and the power of an SM's blocks by which that is less. Fitted to 190 operators on an H200 (2026-11)."""
+CHAIN_CYCLES = 3.5
+"""Cycles from one instruction of a warp to its next, where most wait for the one before. Fitted to 198 tilings of GEMMs with scaled values,
+in which a scheduler with one warp takes as long as one with two (H200, 2026-11)."""
+INTEGERS_PER_CYCLE = 64.0
+"""Integer and conversion instructions of lanes that an SM does in a cycle; of multiply-adds of float32 twice as many (CUDA C++ Programming
+Guide, throughput of native arithmetic instructions, compute capabilities 8.x and 9.0)."""
 SM_BYTES_PER_CLOCK = 64.0
 """Bytes that one SM can draw from L2 in a cycle."""
 THREAD_BYTES = 64
@@ -91,6 +97,8 @@ class Work(NamedTuple):
     """How often the threads of one block wait for one another."""
     serial_cycles: float = 0.0
     """Cycles of instructions of one thread that depend on one another."""
+    thread_instructions: float = 0.0
+    """Instructions of a thread between its loads and its stores: threads that start together have them together, and no loads meanwhile."""
     warp_cycles: float = 0.0
     """Cycles in which an SM starts one warp."""
     shared_loads: int = 0
@@ -162,6 +170,7 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
     latency = start_secs + shared_secs + turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
     times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE))
     exposed = EXPOSED * min(latency, max(times)) / math.pow(min(resident, blocks_per_sm), EXPOSED_POWER)
+    exposed += work.thread_instructions * CHAIN_CYCLES / gpu.clock_hz / max(1.0, blocks_per_sm / resident)
     return max(p_norm(*times, latency, exponent=OVERLAP) + exposed, work.blocks * BLOCK_LAUNCH_SECS) + launch_secs(gpu)
 
 

@@ -19,6 +19,7 @@ from tvm.sym import Analyzer
 from kerneldecl.analysis.scaled_gemm import INTEGER_DTYPE, VALUE_DTYPE
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.templates.gpu.read_scaled import Element, ScaledGemm, exact_value
+from kerneldecl.templates.gpu.value_words import WORD_DTYPE, WORD_VALUES, Words
 
 # TVMScript has its own decorators.
 # mypy: disable-error-code="untyped-decorator"
@@ -35,6 +36,8 @@ class KTiles:
     """Parts of k, all of as many k-tiles."""
     dtype: str = VALUE_DTYPE
     """In which values are multiplied."""
+    words: Words | None = None
+    """What makes four of B's values together, None where each is made by itself."""
 
     @property
     def sum_dtype(self) -> str:
@@ -143,9 +146,12 @@ def by_k_tiles(tiles: KTiles) -> tvm.IRModule:
     `right_scales` [k-tiles, n], `scaled` [m, n], which adds up the scaled sums, `sums`, and those behind the GEMM.
     """
     gemm, buffers = tiles.gemm, _Buffers.of(tiles)
-    body = [*_values(tiles, buffers), *_products(tiles, buffers), *_scales(tiles, buffers), *_sums(tiles, buffers), *gemm.rest]
+    rows, depth = buffers.right.shape
+    words = [tirx.decl_buffer((rows, depth // T.int64(WORD_VALUES)), WORD_DTYPE, "right_words")] * (tiles.words is not None)
+    right = _right_of_words(tiles.words, words[0], buffers.right) if tiles.words else _right(tiles, buffers.right)
+    body = [*_values(tiles, buffers), *right, *_products(tiles, buffers), *_scales(tiles, buffers), *_sums(tiles, buffers), *gemm.rest]
     own = [gemm.sums] * (not any(gemm.sums.same_as(param) for param in gemm.func.params))
-    whole = SBlock([], [], [], "root", tirx.SeqStmt(body), alloc_buffers=[*buffers, *own, *gemm.buffers])
+    whole = SBlock([], [], [], "root", tirx.SeqStmt(body), alloc_buffers=[*buffers, *words, *own, *gemm.buffers])
     return canonical_module(tirx.PrimFunc(list(gemm.func.params), SBlockRealize([], True, whole)))
 
 
@@ -155,8 +161,8 @@ def _statements(func: Any) -> list[Any]:
 
 
 def _values(tiles: KTiles, buffers: _Buffers) -> list[Any]:
-    """Make operands of values: A from a copy of what is stored, B from its arguments."""
-    stored, left, right = buffers[:3]
+    """Make A's operand of values, from a copy of what is stored."""
+    stored, left = buffers[:2]
     dtype = tiles.dtype
 
     @T.prim_func(s_tir=True, check_well_formed=False)
@@ -169,10 +175,39 @@ def _values(tiles: KTiles, buffers: _Buffers) -> list[Any]:
             with T.sblock("left"):
                 vi, vx = T.axis.remap("SS", [i, x])
                 _assign(left[vi, vx], exact_value(stored[vi, vx], dtype))
+
+    return _statements(values)
+
+
+def _right(tiles: KTiles, right: Any) -> list[Any]:
+    """Make B's operand of values, from its arguments."""
+
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def values() -> None:
         for j, x in T.grid(*right.shape):
             with T.sblock("right"):
                 vj, vx = T.axis.remap("SS", [j, x])
                 _assign(right[vj, vx], tiles.weight(vj, vx))
+
+    return [values.body.block.body]
+
+
+def _right_of_words(words: Words, buffer: Any, right: Any) -> list[Any]:
+    """Make B's operand of words, and those of its arguments."""
+    bits, count = 8, T.int64(WORD_VALUES)
+
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def values() -> None:
+        for j, x in T.grid(*buffer.shape):
+            with T.sblock("words"):
+                vj, vx = T.axis.remap("SS", [j, x])
+                T.reads(words.read(vj, vx))
+                T.writes(buffer[vj, vx])
+                buffer[vj, vx] = words.at(vj, vx)
+        for j, x in T.grid(*right.shape):
+            with T.sblock("right"):
+                vj, vx = T.axis.remap("SS", [j, x])
+                _assign(right[vj, vx], T.Cast("int8", buffer[vj, vx // count] >> T.Cast(WORD_DTYPE, vx % count * T.int64(bits))))
 
     return _statements(values)
 

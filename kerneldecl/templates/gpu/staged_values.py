@@ -33,6 +33,8 @@ class Staging(NamedTuple):
     tiles: GemmTcParams
     is_staged: bool
     """Whether values come to shared memory as they are."""
+    has_words: bool = False
+    """Whether four of B's values are made together, by a block of their own."""
 
     def values(self, name: str, fragment: Any) -> tuple[Any, int]:
         """Have all threads bring a k-tile of an operand, `left` or `right`, to shared memory, several neighbours along k each.
@@ -43,18 +45,21 @@ class Staging(NamedTuple):
         sch, values = self.sch, self.sch.get_sblock(name)
         is_left = name == "left"
         sources = [sch.get_sblock("stored")] if is_left else []
+        made = [sch.get_sblock("words") if self.has_words else values, values][self.has_words ^ 1 :] if not is_left else [values]
         if not is_left and self.is_staged:
-            sources = [sch.cache_read(values, at, "shared") for at in _staged_reads(sch.get(values))]
+            sources = [sch.cache_read(made[0], at, "shared") for at in _staged_reads(sch.get(made[0]))]
         copy = sch.cache_read(fragment, 0 if is_left else 1, "shared.dyn")
-        sch.set_scope(values, 0, "local")
-        for block in (copy, values):
+        for block in made:
+            sch.set_scope(block, 0, "local")
+        for block in (copy, *reversed(made)):
             sch.compute_at(block, self.k_loop)
         staged = self._staged(sources)  # while TVM sees which elements of a k-tile they are
         lane = self._spread_rows(copy)
-        sch.compute_at(values, lane)
+        for block in reversed(made):
+            sch.compute_at(block, lane)
         if self.is_staged and len(sch.get(sources[0]).writes[0].region) == ROWS_DIMENSIONS:
-            self._load_vectors(values, lane)
-        for loop in _loops_within(sch, values, lane):
+            self._load_vectors(made[0], lane)
+        for loop in [loop for block in made for loop in _loops_within(sch, block, lane)]:
             sch.unroll(loop)
         return copy, staged
 

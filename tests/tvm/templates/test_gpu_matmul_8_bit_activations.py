@@ -77,12 +77,19 @@ SCALED: list[tuple[Arch, dict[str, Any], dict[str, Value]]] = [
     ),
     (A100, {"weights": "int8", "activation_scales": "group"}, {"stages": 2, "integers": 1, "split_k": 2}),
     (T4, {"layout": "packed", "scales": "column", "m": 5}, {"stages": 2, "integers": 1, "block_m": 16, "warps_m": 1}),
+    (A100, {"layout": "packed", "activation_scales": "token"}, {"stages": 3, "integers": 1, "words": 1}),
+    (H200, {"layout": "rows", "activation_scales": "token"}, {"stages": 2, "integers": 1, "words": 1, "smem_epilogue": 1}),
+    (
+        H200,
+        {"layout": "packed", "scales": "column", "m": 5},
+        {"stages": 2, "integers": 1, "words": 1, "block_m": 16, "warps_m": 1, "split_k": 2},
+    ),
     (H200, {"weights": "float8_e5m2", "scales": "tensor", "dtype": "float8_e4m3fn", "out_dtype": "float32"}, {"stages": 4, "block_k": 32}),
 ]
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("arch", "attrs", "params"), at({1, 2}, SCALED))
+@pytest.mark.parametrize(("arch", "attrs", "params"), at({1, 2, 15}, SCALED))
 def test_sums_of_products_are_scaled_on_tensor_cores(arch: Arch, attrs: dict[str, Any], params: dict[str, Value]) -> None:
     rule = load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"m": 33, "n": 96, "k": 256, "dtype": "int8", **attrs})
     right(rule, Candidate.of("gpu_matmul_scaled", {**TC, "smem_epilogue": 0, "split_k": 1, **params}), arch)
@@ -132,6 +139,13 @@ def test_integers_are_multiplied_as_such_where_all_of_them_have_8_bits() -> None
         found = [each.candidate for each in proposals if dict(each.candidate.params).get("integers")]
         assert bool(found) == is_integer, attrs
         assert all(apply_candidate(REPOSITORY, mod, candidate, A100) is not None for candidate in found[:1])
+        in_words = [candidate for candidate in found if dict(candidate.params).get("words")]
+        assert bool(in_words) == (is_integer and "weights" not in attrs), attrs
+        assert len(in_words) < len(found) or not found, "those that make weights one by one are among them"
+    for stages, is_right in ((1, False), (2, True)):
+        words = Candidate.of("gpu_matmul_scaled", {**TC, "block_n": 64, "stages": stages, "integers": 1, "words": 1})
+        assert (apply_candidate(REPOSITORY, quantized({"m": 64, "dtype": "int8"}), words, A100) is not None) == is_right
+        assert apply_candidate(REPOSITORY, mod, words, A100) is None, "weights of 8 bits are words already"
     short = Candidate.of("gpu_matmul_scaled", {**TC, "stages": 2, "integers": 1, "block_k": 16})
     assert apply_candidate(REPOSITORY, mod, short, A100) is None
 
