@@ -1,4 +1,4 @@
-"""Owns the blocks of float8 values that share a scale.
+"""Owns the groups and blocks of 8-bit values that share a scale.
 
 Knows nothing of TVM, instructions or how scales come about.
 """
@@ -9,7 +9,7 @@ import math
 
 BLOCK = 128
 """Elements along k that share a scale, and rows of operand B that do: those of one k-tile of 8 bits."""
-DTYPES = ("float8_e4m3fn", "float8_e5m2")
+DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
 SCALED_CHAIN = 8
 """K-tiles that a consumer with two sets of registers multiplies in a chain, at whose end nothing is multiplied while the last one is added:
 ptxas serialises wgmma where a set is in flight over a loop's end."""

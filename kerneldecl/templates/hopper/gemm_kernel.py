@@ -154,7 +154,8 @@ def _consume(cta, workspace):
     T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_descriptor), smem.b.ptr_to([0, 0]), *kernel.b.descriptor)
     state = PipelineState(kernel.params.stages, 0)
     fragments = T.alloc_local((kernel.a_fragments,), "uint32") if kernel.a.in_registers else T.meta_var(None)
-    partials = T.alloc_local((kernel.partial_sets * kernel.accum.per_mma_tile,), "float32") if kernel.is_scaled else T.meta_var(None)
+    products = T.meta_var(kernel.products)
+    partials = T.alloc_local((products.registers,), products.register_dtype) if kernel.k_tile_scales is not None else T.meta_var(None)
     consumer = T.meta_var(
         Consumer(
             kernel=kernel,
@@ -230,6 +231,7 @@ def _run(kernel, maps, ids, workspace):
     b_stages = pool.alloc((params.stages, kernel.b.stage_elements), kernel.b.dtype, align=1024)
     scales = _alloc_stages(pool, params.stages, kernel.scales) if kernel.scales is not None else T.meta_var(None)
     zeros = _alloc_stages(pool, params.stages, kernel.zeros) if kernel.zeros is not None else T.meta_var(None)
+    column_scales = _alloc_stages(pool, params.stages, kernel.column_scales) if kernel.column_scales is not None else T.meta_var(None)
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
     staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
     partials = _alloc_partials(pool, kernel) if kernel.sends_partials else T.meta_var(None)
@@ -245,6 +247,7 @@ def _run(kernel, maps, ids, workspace):
             b=b_stages,
             scales=scales,
             zeros=zeros,
+            column_scales=column_scales,
             staging=staging,
             partials=partials,
             full=full,
@@ -306,7 +309,7 @@ def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each 
 
     # The names of tensor maps are arguments on the host, and so part of the digest under which measurements are kept.
     @T.prim_func(check_well_formed=False)
-    def main():
+    def main():  # noqa: C901, PLR0912  as above
         rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         _encode(rows_map, kernel.a)
         columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
@@ -331,6 +334,11 @@ def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each 
             _encode(zeros_map, kernel.zeros)
         else:
             zeros_map = T.meta_var(None)
+        if kernel.column_scales is not None:
+            column_scales_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+            _encode(column_scales_map, kernel.column_scales)
+        else:
+            column_scales_map = T.meta_var(None)
         if kernel.a.has_tail:
             last_rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
             _encode_tail(last_rows_map, kernel.a)
@@ -352,7 +360,9 @@ def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each 
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         ids = T.meta_var(Ids(rank=rank, block=block, warpgroup=group, warp=warp, lane=lane))
-        maps = T.meta_var((rows_map, columns_map, store_map, tile_map, scales_map, zeros_map, last_rows_map, last_columns_map))
+        maps = T.meta_var(
+            (rows_map, columns_map, store_map, tile_map, scales_map, zeros_map, last_rows_map, last_columns_map, column_scales_map)
+        )
         _run(kernel, maps, ids, workspace)
 
     body = _host_body(kernel, workspace, main.body)

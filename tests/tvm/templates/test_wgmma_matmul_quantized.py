@@ -26,6 +26,9 @@ PACKED = {"layout": "packed"}
 MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
 NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 FLOAT8 = {"weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group"}
+INT8 = {"weights": "int8", "dtype": "int8"}
+COLUMNS = {**INT8, "scales": "group"}
+"""A scale for each column and group of k."""
 PLAIN = {"block_m": 64, "consumers": 1, "stages": 4, "cluster_m": 1, "raster_group": 1, "split_k": 1, "pdl": 0, "workspace": 0}
 INT4 = {**PLAIN, "block_n": 8, "block_k": 64}
 SCALED = {**PLAIN, "block_n": 64, "partials": 2, "cluster_n": 1}
@@ -187,12 +190,66 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {"m": 132, "n": 112, "k": 1280, "epilogue": ("bias", "add")},
         {"block_m": 128, "consumers": 2, "block_n": 112, "split_k": 3, "pdl": 1, "prefetch": 12},
     ),
+    "int8": ("block_scaled", {**INT8, "m": 72, "n": 128, "k": 384}, {}),
+    "int8, odd sizes, bias and residual": (
+        "block_scaled",
+        {**INT8, "m": 131, "n": 333, "k": 512, "epilogue": ("bias", "add")},
+        {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 3},
+    ),
+    "int8, a scale for each column and group": ("block_scaled", {**COLUMNS, "m": 72, "n": 128, "k": 384}, {}),
+    "int8, columns, one group, any number of rows, float16": (
+        "block_scaled",
+        {**COLUMNS, "m": 3, "n": 72, "k": 128, "out_dtype": "float16"},
+        {"block_n": 64, "stages": 3},
+    ),
+    "int8, columns, odd sizes, chains of k-tiles": (
+        "block_scaled",
+        {**COLUMNS, "m": 77, "n": 97, "k": 1280, "epilogue": ("bias", "relu")},
+        {"block_n": 96},
+    ),
+    "int8, columns, two MMA tiles, tiles of 112 columns, several tiles, multicast, staggered": (
+        "block_scaled",
+        {**COLUMNS, "m": 520, "n": 332, "k": 1152, "epilogue": ("bias", "add")},
+        {"block_m": 256, "block_n": 112, "consumers": 2, "stages": 3, "partials": 1, "cluster_n": 2, "kernel_schedule": "staggered"},
+    ),
+    "int8, columns, odd sizes, two MMA tiles, several tiles": (
+        "block_scaled",
+        {**COLUMNS, "m": 301, "n": 225, "k": 512},
+        {"block_m": 256, "block_n": 96, "consumers": 2, "stages": 3, "partials": 1},
+    ),
+    "int8, columns, three consumers, groups of 256": (
+        "block_scaled",
+        {**COLUMNS, "m": 200, "n": 192, "k": 768, "group": 256},
+        {"block_m": 192, "block_n": 128, "consumers": 3, "stages": 3, "partials": 1},
+    ),
+    "int8, columns, weights streamed, split-K in place of uneven shares": (
+        "block_scaled",
+        {**COLUMNS, "m": 64, "n": 224, "k": 1280},
+        {"block_n": 112, "split_k": 3, "stages": 9, "pdl": 1, "prefetch": 3, "l2_fetch": 256},
+    ),
+    "int8, columns, a scale for each token": (
+        "block_scaled",
+        {**COLUMNS, "m": 131, "n": 128, "k": 1024, "activation_scales": "token"},
+        {"block_m": 128, "consumers": 2, "block_n": 128, "stages": 3},
+    ),
+    "int8, blocks, tokens, two MMA tiles, workspace": (
+        "block_scaled",
+        {**INT8, "m": 132, "n": 256, "k": 1024, "activation_scales": "token"},
+        {"block_m": 256, "block_n": 64, "consumers": 2, "partials": 1, "split_k": 3, "workspace": 1, "stages": 3, "pdl": 1},
+    ),
+    "float8, a scale for each column and group, and for each token": (
+        "block_scaled",
+        {"m": 72, "n": 132, "k": 512, "scales": "group", "activation_scales": "token"},
+        {"block_m": 128, "block_n": 64, "consumers": 2},
+    ),
     "float8, split-K": ("block_scaled", {"m": 64, "n": 128, "k": 1024}, {"split_k": 2, "block_n": 32}),
 }
 OF_EACH_KIND = (
     "bfloat16, zero points, groups of 32, two MMA tiles, split-K",
     "NVFP4, bias and residual, odd k-tiles",
     "float8, odd sizes, bias and residual",
+    "int8, columns, odd sizes, chains of k-tiles",
+    "int8, columns, a scale for each token",
 )
 SIZES = ((1, 4096, 4096), (16, 8192, 8192), (64, 512, 1024), (256, 8192, 8192), (4096, 4096, 4096))
 
@@ -239,6 +296,18 @@ def test_the_template_takes_every_candidate_of_blocks(attrs: dict[str, Any]) -> 
     takes_every_candidate("quantized", {"n": 4096, "k": 4096, **attrs})
 
 
+@pytest.mark.parametrize(
+    "attrs",
+    at(
+        {0},
+        [{"m": 1024}, {"m": 64, "n": 8191}, {"m": 300, "k": 4224}, {"m": 4096, "activation_scales": "token"}, {"m": 1, "scales": "block"}],
+    ),
+    ids=str,
+)
+def test_the_template_takes_every_candidate_of_int8(attrs: dict[str, Any]) -> None:
+    takes_every_candidate("block_scaled", {**COLUMNS, "n": 8192, "k": 8192, **attrs})
+
+
 @pytest.mark.parametrize("m", at({0}, [1, 64, 128]))
 def test_few_rows_are_tried_in_several_ways_where_weights_come_from_dram(m: int) -> None:
     params = [dict(each.candidate.params) for each in proposed({"m": m, "n": 7168, "k": 16384}, 20)]
@@ -277,8 +346,11 @@ def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
         ("quantized", {"m": 8, "n": 128, "k": 320, "group": 64}, {"block_k": 128}),  # no whole k-tiles
         ("quantized", {"m": 8, "n": 128, "k": 256}, {"block_k": 256}),
         ("quantized", {"m": 8, "n": 128, "k": 256}, {"stages": 20}),
-        ("block_scaled", {"m": 64, "n": 128, "k": 256, "activation_scales": "token"}, {}),
-        ("block_scaled", {"m": 64, "n": 128, "k": 256, "scales": "group"}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "activation_scales": "token", "scales": "column"}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "scales": "group", "group": 64}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "weights": "int8"}, {}),
+        ("block_scaled", {**COLUMNS, "m": 64, "n": 128, "k": 256, "zero_points": True}, {}),
+        ("block_scaled", {**COLUMNS, "m": 64, "n": 112, "k": 256}, {"block_n": 56}),  # wgmma takes no 56 columns of int8
         ("block_scaled", {"m": 64, "n": 128, "k": 256, "weights": "float8_e5m2"}, {}),  # wgmma multiplies one kind by itself here
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 176, "partials": 1}),  # columns of three blocks
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 192}),  # too many registers
