@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.block_scales import BLOCK, SCALED_CHAIN, column_blocks
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.consumer import Consumer, fence, issue_mma, release
+from kerneldecl.templates.hopper.k_tile_scales import KTileScales
 
 
 class Scaling(NamedTuple):
@@ -27,7 +28,7 @@ class Scaling(NamedTuple):
     of_columns: Any
     """Scales of the blocks in which the tile's columns lie: one, or two. Where each column has a scale, those of two neighbours."""
     products: Any
-    """For each set of registers, units of columns and the two rows: the product of both scales, or the row's where columns have own ones."""
+    """For each set of registers, units of columns and the two rows: both scales' product, or the row's where columns have own ones."""
     sums: Any
     """What wgmma has written, in its own dtype."""
     row: Any
@@ -41,8 +42,13 @@ class Scaling(NamedTuple):
     units: int
 
 
+def _scales_of(consumer: Consumer) -> KTileScales:
+    assert consumer.kernel.k_tile_scales is not None
+    return consumer.kernel.k_tile_scales
+
+
 def _scaling(consumer: Consumer, start: Any) -> Scaling:
-    block_n, scales = consumer.kernel.params.block_n, consumer.kernel.k_tile_scales
+    block_n, scales = consumer.kernel.params.block_n, _scales_of(consumer)
     (row, column, begin), unit = start, math.gcd(block_n, BLOCK) if scales.has_blocks else block_n
     mma_tiles = consumer.kernel.params.mma_tiles if _loads_row_scales(consumer) else 1
     units = block_n // unit
@@ -61,8 +67,7 @@ def _scaling(consumer: Consumer, start: Any) -> Scaling:
 
 def _loads_row_scales(consumer: Consumer) -> bool:
     """Say whether threads load the scales of rows for each k-tile."""
-    scales = consumer.kernel.k_tile_scales
-    return scales is not None and scales.has_row_groups and consumer.kernel.scales is None
+    return _scales_of(consumer).has_row_groups and consumer.kernel.scales is None
 
 
 def _row_of(consumer: Consumer, mma_tile: Any) -> Any:
@@ -116,8 +121,8 @@ def _block_scale(scaling: Scaling, unit: Any) -> Any:
 
 def _product(consumer: Consumer, scaling: Scaling, number: Any, unit: Any) -> Any:
     """Return the scale of one of a thread's rows times that of a unit of columns, as far as both vary along k and are known by then."""
-    scales, row = consumer.kernel.k_tile_scales, scaling.of_rows[number]
-    if scales is None or not scales.has_blocks:
+    scales, row = _scales_of(consumer), scaling.of_rows[number]
+    if not scales.has_blocks:
         return row
     return row * _block_scale(scaling, unit) if scales.has_row_groups else _block_scale(scaling, unit)
 
