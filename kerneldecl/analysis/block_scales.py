@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, WARPGROUP_THREADS
+
 BLOCK = 128
 """Elements along k that share a scale, and rows of operand B that do: those of one k-tile of 8 bits."""
 DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
@@ -23,6 +25,11 @@ def column_blocks(block_n: int) -> int:
     """Return the most blocks in which the columns of one tile lie, of all tiles of this width."""
     unit = math.gcd(block_n, BLOCK)
     return -(-(BLOCK - unit + block_n) // BLOCK)
+
+
+def unpacked_registers(mma_tiles: int, partials: int) -> int:
+    """Return the registers of a thread for operand A of a consumer's MMA tiles and a k-tile, in as many sets as there are partial ones."""
+    return mma_tiles * partials * MMA_TILE_ROWS * BLOCK // (4 * WARPGROUP_THREADS)
 
 
 def scaled_registers(accumulators: int, mma_tiles: int, partials: int) -> int:

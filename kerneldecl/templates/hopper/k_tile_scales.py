@@ -24,10 +24,12 @@ class KTileScales:
     rows: Any
     """Buffer of the scales of A's rows: [k / 128, m], or [m] where a whole row shares one."""
     columns: Any
-    """Buffer of those of B's columns: [n / 128, k / 128] of blocks, or [k / group, n]."""
+    """Buffer of those of B's columns: [n / 128, k / 128] of blocks, [k / group, n], or [n] where a whole column shares one."""
     group: int
-    """Elements along k that share a scale where `columns` has one for each column; 0 where it has those of blocks."""
+    """Elements along k that share a scale of a column; 0 where they are those of blocks, or do not vary along k."""
     sets: int
+    units: int = 1
+    """How many times the product of its operands is what wgmma multiplies."""
 
     @property
     def has_row_groups(self) -> bool:
@@ -36,7 +38,12 @@ class KTileScales:
 
     @property
     def has_blocks(self) -> bool:
-        return self.group == 0
+        return self.group == 0 and len(self.columns.shape) > 1
+
+    @property
+    def has_column_groups(self) -> bool:
+        """Say whether each column has a scale of its own, which varies along k."""
+        return self.group > 0
 
 
 def scale_tiles(scales: Any, tile: int, group: int) -> Operand | None:

@@ -258,7 +258,7 @@ class GemmKernel:
     @property
     def maxnreg(self) -> tuple[int, int]:
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
-        if self.is_quantised and self.accum.registers + self.a_fragments <= FEW_REGISTERS:
+        if self.is_quantised and not self.k_tile_scales and self.accum.registers + self.a_fragments <= FEW_REGISTERS:
             return 0, 0
         return (SETMAXNREG_VIA_REGISTERS if self.via_registers else SETMAXNREG)[self.params.consumers]
 

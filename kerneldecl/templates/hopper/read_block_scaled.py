@@ -52,7 +52,7 @@ def read_block_scaled(mod: tvm.IRModule) -> BlockScaledGemm | None:
     if dtype not in DTYPES or k % BLOCK or str(b.params[0].dtype) != dtype:
         return None
     b_group = _group_of(b, n, k, dtype)
-    if b_group is None or match_digest(a) not in {match_digest(_groups(m, k, dtype, BLOCK)), match_digest(_rows(m, k, dtype))}:
+    if b_group is None or match_digest(a) not in {match_digest(groups_stage(m, k, dtype, BLOCK)), match_digest(rows_stage(m, k, dtype))}:
         return None
     a_values, a_scales = fresh_of(gemm, rest, a.params[:2])
     b_values, b_scales = fresh_of(gemm, rest, b.params[:2])
@@ -68,15 +68,15 @@ def _group_of(stage: Any, n: int, k: int, dtype: str) -> int | None:
     if len(shape) < 2 or shape[1] != n or k % (shape[0] * BLOCK):
         return None
     group = k // shape[0]
-    return group if match_digest(stage) == match_digest(_groups(n, k, dtype, group)) else None
+    return group if match_digest(stage) == match_digest(groups_stage(n, k, dtype, group)) else None
 
 
-def _groups(rows: int, k: int, dtype: str, group: int) -> Any:
+def groups_stage(rows: int, k: int, dtype: str, group: int) -> Any:
     """Return the stage that multiplies values by a scale for each group of elements of a row."""
     return _stage((rows, k), dtype, (k // group, rows), lambda row, at: (at // group, row))
 
 
-def _rows(m: int, k: int, dtype: str) -> Any:
+def rows_stage(m: int, k: int, dtype: str) -> Any:
     """Return the stage that multiplies values by a scale for each row."""
     return _stage((m, k), dtype, (m,), lambda row, _: (row,))
 

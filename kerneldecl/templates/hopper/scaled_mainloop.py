@@ -2,6 +2,7 @@
 
 wgmma multiplies an MMA tile of a k-tile into registers of its own, one or two sets of them. With two sets the next k-tile is always being
 multiplied while one is scaled and added in float32; with one set other consumers multiply meanwhile. Products of int8 are sums of int32.
+Where A has 4 bits, consumers unpack it to registers: one set of them, or two, as of products.
 
 Knows nothing of how operands come to shared memory or what becomes of accumulators.
 """
@@ -15,9 +16,16 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.block_scales import BLOCK, SCALED_CHAIN, column_blocks
-from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
+from kerneldecl.analysis.packed_weights import LANE_WORDS, TILE_K, TILE_ROWS, TILE_WORDS
+from kerneldecl.analysis.tensor_cores import K_BYTES
+from kerneldecl.compiler.intrinsics import int4_bytes
 from kerneldecl.templates.hopper.consumer import Consumer, fence, issue_mma, release
 from kerneldecl.templates.hopper.k_tile_scales import KTileScales
+from kerneldecl.templates.hopper.kernel_config import A_FRAGMENT
+
+MMAS = K_TILE_BYTES // K_BYTES
+"""MMAs of an MMA tile and a k-tile."""
 
 
 class Scaling(NamedTuple):
@@ -95,6 +103,15 @@ def _load_block_scales(consumer, scaling, i):
 
 
 @T.inline
+def _load_scales(consumer, scaling, i):
+    """Load what threads load themselves of a k-tile's scales, but for those of single columns."""
+    if consumer.kernel.k_tile_scales.has_blocks:
+        _load_block_scales(consumer, scaling, i)
+    if _loads_row_scales(consumer):
+        _load_row_scales(consumer, scaling, i)
+
+
+@T.inline
 def _load_pair(consumer, scaling, place, i):
     """Load the scales of a thread's two columns of eight for a k-tile: `place` is its stage and the first of these columns."""
     stage, first = T.meta_var(place)
@@ -122,6 +139,8 @@ def _block_scale(scaling: Scaling, unit: Any) -> Any:
 def _product(consumer: Consumer, scaling: Scaling, number: Any, unit: Any) -> Any:
     """Return the scale of one of a thread's rows times that of a unit of columns, as far as both vary along k and are known by then."""
     scales, row = _scales_of(consumer), scaling.of_rows[number]
+    if scales.units > 1:
+        row = row * T.float32(1 / scales.units)
     if not scales.has_blocks:
         return row
     return row * _block_scale(scaling, unit) if scales.has_row_groups else _block_scale(scaling, unit)
@@ -140,18 +159,32 @@ def _multiply_scales(consumer, scaling, set_number, mma_tile):
 
 
 @T.inline
+def _unpack(consumer, mma_tile):
+    """Unpack an MMA tile of a stage's 4-bit weights to registers: parts of 64 elements along k are one after the other there."""
+    parts = T.meta_var(K_TILE_BYTES // TILE_K)
+    tiles, per_part = T.meta_var((consumer.kernel.params.block_m // TILE_ROWS, MMAS // parts * A_FRAGMENT))
+    first = T.meta_var(consumer.first_row // TILE_ROWS + mma_tile * (MMA_TILE_ROWS // TILE_ROWS) + consumer.warp)
+    lane = T.meta_var(consumer.lane // 4 * 4 + consumer.lane % 2 * 2)
+    for part in T.unroll(parts):
+        registers = T.meta_var(consumer.fragments.ptr_to([consumer.first_fragment + mma_tile * MMAS * A_FRAGMENT + part * per_part]))
+        place = T.meta_var((part * tiles + first) * TILE_WORDS + lane * LANE_WORDS)
+        words = T.meta_var(consumer.barriers.a.ptr_to([consumer.state.stage, place]))
+        T.cuda.func_call(int4_bytes.NAME, registers, words, consumer.lane, source_code=int4_bytes.SOURCE)
+
+
+@T.inline
 def _multiply(consumer, scaling, set_number, mma_tile, i):
     """Start the MMAs of an MMA tile of a k-tile into a set of registers; wait for the k-tile before its first one."""
     state, count = T.meta_var((consumer.state, consumer.kernel.accum.per_mma_tile))
     if mma_tile == 0:
-        if consumer.kernel.k_tile_scales.has_blocks:
-            _load_block_scales(consumer, scaling, i)
-        if _loads_row_scales(consumer):
-            _load_row_scales(consumer, scaling, i)
+        _load_scales(consumer, scaling, i)
         consumer.barriers.full.wait(state.stage, state.phase)
-    T.ptx.wgmma.fence.sync.aligned()
     first = T.meta_var((set_number - mma_tile) * count)
-    issue_mma(consumer._replace(first_partial=first), state.stage, range(mma_tile, mma_tile + 1), tirx.const(True, "bool"))
+    writing = T.meta_var(consumer._replace(first_partial=first, first_fragment=set_number * A_FRAGMENT * MMAS))
+    if consumer.kernel.a.in_registers:
+        _unpack(writing, mma_tile)
+    T.ptx.wgmma.fence.sync.aligned()
+    issue_mma(writing, state.stage, range(mma_tile, mma_tile + 1), tirx.const(True, "bool"))
     T.ptx.wgmma.commit_group.sync.aligned()
     if consumer.kernel.params.is_staggered and mma_tile == 0:
         if (consumer.index == 0) & (i == consumer.kernel.params.stagger_k_tiles) & (consumer.lane == 0):
@@ -187,7 +220,7 @@ def _add(consumer, scaling, set_number, mma_tile, left, i):
     fence(partials, set_number * count, (set_number + 1) * count)
     if is_last and not is_staged:
         release(consumer, consumer.stage_before(left + 1))
-    if consumer.kernel.k_tile_scales.has_blocks:
+    if not consumer.kernel.k_tile_scales.has_column_groups:
         for j in T.unroll(count):
             scale = T.meta_var(scaling.products[(set_number * scaling.units + j // 4 * 8 // scaling.unit) * 2 + j % 4 // 2])
             acc[mma_tile * count + j] = acc[mma_tile * count + j] + T.cast(scaling.sums[set_number * count + j], "float32") * scale
@@ -249,6 +282,20 @@ def _scale_rows(consumer, scaling):
 
 
 @T.inline
+def _scale_columns(consumer, scaling):
+    """Multiply the accumulators of each column by its scale, where that does not vary along k."""
+    acc, count, scales = T.meta_var((consumer.acc, consumer.kernel.accum.per_mma_tile, consumer.kernel.k_tile_scales.columns))
+    for block in T.unroll(count // 4):
+        for v in T.unroll(2):
+            column = T.meta_var(scaling.column + block * 8 + consumer.lane % 4 * 2 + v)
+            scaling.of_columns[v] = scales[T.min(column, int(scales.shape[0]) - 1)]
+        for mma_tile in T.unroll(consumer.kernel.params.mma_tiles):
+            for j in T.unroll(4):
+                at = T.meta_var(mma_tile * count + block * 4 + j)
+                acc[at] = acc[at] * scaling.of_columns[j % 2]
+
+
+@T.inline
 def run_scaled(consumer, k_tiles, start):
     """Multiply so many k-tiles, scaled, and leave the results in the accumulators; `start` is the tile's first row, column and k-tile."""
     scaling = T.meta_var(_scaling(consumer, start))
@@ -260,3 +307,5 @@ def run_scaled(consumer, k_tiles, start):
         _run_in_turn(consumer, scaling, k_tiles)
     if not consumer.kernel.k_tile_scales.has_row_groups:
         _scale_rows(consumer, scaling)
+    if len(consumer.kernel.k_tile_scales.columns.shape) == 1:
+        _scale_columns(consumer, scaling)
