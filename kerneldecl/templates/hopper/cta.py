@@ -55,9 +55,9 @@ class Cta(NamedTuple):
     """What all warps of a CTA know, while the kernel's script is read."""
 
     kernel: GemmKernel
-    maps: tuple[Any, ...]
-    """Tensor maps of A, B, the result; and where TMA loads such, of the tile operand, scales, zero points, last rows of A and of B, and the
-    scales of B's columns."""
+    maps: tuple[Any, Any, Any, Any, Any, Any, Any, Any]
+    """Tensor maps of A, B, the result, the tile operand, scales, zero points or scales of B's columns, last rows of A and B; the last five
+    where TMA loads such."""
     smem: Smem
     ids: Ids
     consumer: Any
@@ -128,7 +128,7 @@ class Cta(NamedTuple):
         return (
             None if scales is None else TmaLoader(scales, self.maps[4], self.smem.scales, 0),
             None if zeros is None else TmaLoader(zeros, self.maps[5], self.smem.zeros, 0),
-            None if column_scales is None else TmaLoader(column_scales, self.maps[8], self.smem.column_scales, 0),
+            None if column_scales is None else TmaLoader(column_scales, self.maps[5], self.smem.column_scales, 0),
         )
 
     def loaders(self) -> tuple[TmaLoader, TmaLoader]:

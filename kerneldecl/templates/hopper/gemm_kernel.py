@@ -309,7 +309,7 @@ def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each 
 
     # The names of tensor maps are arguments on the host, and so part of the digest under which measurements are kept.
     @T.prim_func(check_well_formed=False)
-    def main():  # noqa: C901, PLR0912  as above
+    def main():
         rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         _encode(rows_map, kernel.a)
         columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
@@ -329,16 +329,12 @@ def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each 
             _encode(scales_map, kernel.scales)
         else:
             scales_map = T.meta_var(None)
-        if kernel.zeros is not None:
+        factor = T.meta_var(kernel.zeros or kernel.column_scales)  # no kernel has both
+        if factor is not None:
             zeros_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-            _encode(zeros_map, kernel.zeros)
+            _encode(zeros_map, factor)
         else:
             zeros_map = T.meta_var(None)
-        if kernel.column_scales is not None:
-            column_scales_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-            _encode(column_scales_map, kernel.column_scales)
-        else:
-            column_scales_map = T.meta_var(None)
         if kernel.a.has_tail:
             last_rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
             _encode_tail(last_rows_map, kernel.a)
@@ -360,9 +356,7 @@ def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each 
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         ids = T.meta_var(Ids(rank=rank, block=block, warpgroup=group, warp=warp, lane=lane))
-        maps = T.meta_var(
-            (rows_map, columns_map, store_map, tile_map, scales_map, zeros_map, last_rows_map, last_columns_map, column_scales_map)
-        )
+        maps = T.meta_var((rows_map, columns_map, store_map, tile_map, scales_map, zeros_map, last_rows_map, last_columns_map))
         _run(kernel, maps, ids, workspace)
 
     body = _host_body(kernel, workspace, main.body)
