@@ -139,16 +139,18 @@ class Problem(NamedTuple):
     """Whether scales of A's rows vary along k."""
     has_blocks: bool
     """Whether B has scales of blocks, not of each column."""
+    has_column_groups: bool
+    """Whether each column has a scale of its own, which varies along k."""
 
     @property
     def threads_load_scales(self) -> bool:
         """Say whether consumers' threads load the scales of columns, since TMA takes rows of 16 bytes."""
-        return not self.has_blocks and self.n % 4 > 0
+        return self.has_column_groups and self.n % 4 > 0
 
     @property
     def added_cycles(self) -> float:
         """Return the cycles of a consumer to convert and scale 64 products of a thread, beyond those of float8 with blocks."""
-        own = 0.0 if self.has_blocks else COLUMN_CYCLES + (PRODUCT_CYCLES if self.has_row_groups else 0.0)
+        own = COLUMN_CYCLES + (PRODUCT_CYCLES if self.has_row_groups else 0.0) if self.has_column_groups else 0.0
         return own + (CONVERT_CYCLES if self.dtype == "int8" else 0.0)
 
     def streams_weights(self, gpu: Gpu) -> bool:
@@ -179,13 +181,14 @@ def problem_of(space: IterSpace, gpu: Gpu) -> Problem | None:
     if k % BLOCK or others or dtype not in DTYPES or {shape for _, shape in values} != {(m, k), (n, k)}:
         return None
     rows, blocks = ((k // BLOCK, m), (m,)), (-(-n // BLOCK), k // BLOCK)
-    columns = [blocks, *(shape for shape in sorted(scales, key=len) if shape[1:] == (n,) and k % (shape[0] * BLOCK) == 0)]
+    columns = [blocks, (n,), *(shape for shape in sorted(scales, key=len) if shape[1:] == (n,) and k % (shape[0] * BLOCK) == 0)]
     found = next(((of_rows, own) for own, of_rows in itertools.product(columns, rows) if {of_rows, own} == scales), None)
-    if found is None:
+    if found is None or max(len(found[0]), len(found[1])) == 1:
         return None
     of_rows, own = found
     out_bytes = dtype_bytes(space.blocks[-1].writes[0].dtype)
-    return Problem(m, n, k, out_bytes, moved_bytes(space), dtype, has_row_groups=len(of_rows) > 1, has_blocks=own == blocks)
+    has_groups = own != blocks and len(own) > 1
+    return Problem(m, n, k, out_bytes, moved_bytes(space), dtype, len(of_rows) > 1, own == blocks, has_groups)
 
 
 def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
@@ -266,7 +269,7 @@ def _fits(problem: Problem, tiling: Tiling) -> bool:
 
 def _spills_rest(problem: Problem, tiling: Tiling) -> bool:
     has_rest = tiling.partials == 2 and -(-problem.k // (BLOCK * tiling.split_k)) % SCALED_CHAIN > 0
-    return has_rest and not problem.has_blocks and _registers(tiling) > REST_REGISTERS
+    return has_rest and problem.has_column_groups and _registers(tiling) > REST_REGISTERS
 
 
 def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu, resident: int = 1) -> int:
@@ -288,7 +291,7 @@ def _resident(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
 
 def _stage_bytes(problem: Problem, tiling: Tiling) -> int:
     """Return the bytes of a stage; the scales of a tile's columns take whole 128 bytes. Those of rows count wherever they are."""
-    of_columns = 0 if problem.has_blocks else -(-tiling.block_n * 4 // TMA_SMEM_ALIGN_BYTES) * TMA_SMEM_ALIGN_BYTES
+    of_columns = -(-tiling.block_n * 4 // TMA_SMEM_ALIGN_BYTES) * TMA_SMEM_ALIGN_BYTES if problem.has_column_groups else 0
     return (tiling.block_m + tiling.block_n) * BLOCK + tiling.block_m * 4 + of_columns
 
 
@@ -361,7 +364,7 @@ def _k_tile_cycles(problem: Problem, tiling: Tiling) -> tuple[float, float, floa
     written = (tiling.block_m + tiling.block_n) * BLOCK
     add_cycles = _add_cycles(problem, tiling)
     # Each of four warps reads the scales of its columns, eight of them at once.
-    scale_cycles = 0 if problem.has_blocks else tiling.block_m // MMA_TILE_ROWS * tiling.block_n / 2
+    scale_cycles = tiling.block_m // MMA_TILE_ROWS * tiling.block_n / 2 if problem.has_column_groups else 0
     # With two sets of registers a consumer adds while its next k-tile is multiplied, but for the last one of a chain.
     serial_cycles = (WAIT_CYCLES + add_cycles) / (1 if tiling.partials == 1 else SCALED_CHAIN)
     consumer_cycles = K_TILE_CYCLES + _mma_tiles(tiling) * (max(mma_cycles, add_cycles) + serial_cycles)

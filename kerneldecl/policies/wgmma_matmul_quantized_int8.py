@@ -124,7 +124,7 @@ def problem_of(space: IterSpace, gpu: Gpu) -> Problem | None:
     scales = {shape for dtype, shape in read if dtype == "float32"}
     if k % BLOCK or read - {("float32", shape) for shape in scales} != {("uint8", packed_shape(n, k)), ("int8", (m, k))}:
         return None
-    of_weights = [shape for shape in scales if shape[1:] == (n,) and k % (shape[0] * BLOCK) == 0]
+    of_weights = [(n,), *(shape for shape in scales if shape[1:] == (n,) and k % (shape[0] * BLOCK) == 0)]
     of_rows = next((rows for rows in ((m,), (k // BLOCK, m)) if any({rows, own} == scales for own in of_weights)), None)
     if of_rows is None:
         return None

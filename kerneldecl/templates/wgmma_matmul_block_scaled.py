@@ -2,8 +2,9 @@
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure: A has a scale for each 128 elements of a
 row, [k / 128, m], or one for a whole row, [m]; B, [n, k], one for each 128 x 128 block, or for each column and a group of k, a multiple of
-128 elements, [k / group, n]. So has rule `matmul_quantized` with `activation_scales` group or token and `scales` block or group. Values are
-float8, whose products are added in float32, or int8, whose products of a k-tile are exact in int32.
+128 elements, [k / group, n], or for a whole column, [n]. So has rule `matmul_quantized` with `activation_scales` group or token and `scales`
+block, group or column, but for token and column, which do not vary along k. Values are float8, whose products are added in float32, or int8,
+whose products of a k-tile are exact in int32.
 
 Parameters, as of `wgmma_matmul`:
   block_m       rows of a tile: 64 or 128 for each consumer
@@ -97,11 +98,11 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, streaming: Streaming
         return None
     if not streaming.is_known or (streaming.prefetch and not params.pdl) or not _fits_registers(params, partials):
         return None
-    if problem.b_group == 0 and column_blocks(params.block_n) > MAX_COLUMN_BLOCKS:
-        return None
     scales = KTileScales(problem.a_scales, problem.b_scales, problem.b_group, partials)
+    if scales.has_blocks and column_blocks(params.block_n) > MAX_COLUMN_BLOCKS:
+        return None
     row_scales = scale_tiles(scales.rows, params.block_m, BLOCK) if scales.has_row_groups else None
-    column_scales = None if scales.has_blocks else scale_tiles(scales.columns, params.block_n, scales.group)
+    column_scales = scale_tiles(scales.columns, params.block_n, scales.group) if scales.has_column_groups else None
     stage_bytes = sum(operand.stage_bytes for operand in (a, b, row_scales, column_scales) if operand)
     if not params.fits(gemm.a.dtype, "float32", k // BLOCK, stage_bytes):
         return None

@@ -1,8 +1,8 @@
 """Owns the GEMM kernel of packed int4 weights and int8 activations on wgmma: consumers unpack weights to bytes in registers, operand A.
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure: weights are those of rule
-`matmul_quantized` with layout `packed`, without zero points, with one scale for each group of 128 or a multiple along k; activations are
-int8 with a scale for each token, or for each 128 elements of one. Products of a k-tile are exact in int32.
+`matmul_quantized` with layout `packed`, without zero points, with one scale for each group of 128 or a multiple along k, or for a whole
+row; activations are int8 with a scale for each token, or for each 128 elements of one. Products of a k-tile are exact in int32.
 
 The operands are exchanged: the GEMM's n are rows of tiles, its m columns.
 
@@ -75,7 +75,7 @@ def kernel_of(problem: PackedInt8Gemm, params: GemmParams, partials: int, arch: 
     if held > MAX_SCALED_REGISTERS.get(params.consumers, 0):
         return None
     has_groups = len(problem.a_scales.shape) > 1
-    row_scales = scale_tiles(weights.scales, params.block_m, weights.group)
+    row_scales = scale_tiles(weights.scales, params.block_m, weights.group) if len(weights.scales.shape) > 1 else None
     column_scales = scale_tiles(problem.a_scales, params.block_n, BLOCK) if has_groups else None
     stage_bytes = sum(operand.stage_bytes for operand in (a, b, row_scales, column_scales) if operand)
     if not params.fits("int8", "float32", k // BLOCK, stage_bytes):

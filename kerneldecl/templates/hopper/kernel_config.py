@@ -190,7 +190,7 @@ class GemmKernel:
     @property
     def is_quantised(self) -> bool:
         """Say whether consumers dequantise A to registers, a k-tile ahead of the one that is multiplied."""
-        return self.scales is not None and self.a.in_registers
+        return self.a.in_registers and not (self.scales is None and self.k_tile_scales is None)
 
     @property
     def products(self) -> AccumulatorLayout:

@@ -22,7 +22,7 @@ from kerneldecl.templates.hopper.split_stages import fresh_of, split_stages
 class BlockScaledGemm(NamedTuple):
     """C[m, n] = epilogue(sum over k of A[m, k] * a_scales[k / 128, m] * B[n, k] * b_scales[n / 128, k / 128]).
 
-    a_scales may be [m] instead, b_scales [k / group, n].
+    a_scales may be [m] instead, b_scales [k / group, n], or [n] where those of a vary along k.
     """
 
     gemm: GemmProblem
@@ -30,7 +30,7 @@ class BlockScaledGemm(NamedTuple):
     a_scales: Any
     b_scales: Any
     b_group: int
-    """Elements along k that share a scale of a column; 0 where B has blocks."""
+    """Elements along k that share a scale of a column; 0 where B has blocks, or scales that do not vary along k."""
 
 
 def read_block_scaled(mod: tvm.IRModule) -> BlockScaledGemm | None:
@@ -52,7 +52,9 @@ def read_block_scaled(mod: tvm.IRModule) -> BlockScaledGemm | None:
     if dtype not in DTYPES or k % BLOCK or str(b.params[0].dtype) != dtype:
         return None
     b_group = _group_of(b, n, k, dtype)
-    if b_group is None or match_digest(a) not in {match_digest(groups_stage(m, k, dtype, BLOCK)), match_digest(rows_stage(m, k, dtype))}:
+    varies = len(a.params[1].shape) > 1 or len(b.params[1].shape) > 1
+    known = {match_digest(groups_stage(m, k, dtype, BLOCK)), match_digest(rows_stage(m, k, dtype))}
+    if b_group is None or not varies or match_digest(a) not in known:
         return None
     a_values, a_scales = fresh_of(gemm, rest, a.params[:2])
     b_values, b_scales = fresh_of(gemm, rest, b.params[:2])
@@ -61,8 +63,8 @@ def read_block_scaled(mod: tvm.IRModule) -> BlockScaledGemm | None:
 
 
 def _group_of(stage: Any, n: int, k: int, dtype: str) -> int | None:
-    """Return the elements along k that share a scale of B's columns, 0 where these have blocks; None where a stage does something else."""
-    if match_digest(stage) == match_digest(_blocks(n, k, dtype)):
+    """Return the elements along k that share a scale of B's columns, 0 where none do or there are blocks; None of another stage."""
+    if match_digest(stage) in {match_digest(_blocks(n, k, dtype)), match_digest(rows_stage(n, k, dtype))}:
         return 0
     shape = [int(extent) for extent in stage.params[1].shape]
     if len(shape) < 2 or shape[1] != n or k % (shape[0] * BLOCK):

@@ -21,7 +21,7 @@ from kerneldecl.templates.hopper.split_stages import fresh_of, split_stages
 
 
 class PackedInt8Gemm(NamedTuple):
-    """C[m, n] = epilogue(sum over k of A[m, k] * a_scales[…] * (W[n, k] - 8) * scales[k / group, n])."""
+    """C[m, n] = epilogue(sum over k of A[m, k] * a_scales[…] * (W[n, k] - 8) * scales[k / group, n]); scales may be [n]."""
 
     gemm: GemmProblem
     """The GEMM of A's values as they are stored; its operand B is no argument."""
@@ -62,6 +62,7 @@ def _group_of(stage: Any, n: int, k: int) -> int | None:
     is_packed = [int(extent) for extent in values.shape] == list(packed_shape(n, k)) and str(values.dtype) == "uint8"
     if not is_packed or str(weights.dtype) != "float32" or str(scales.dtype) != "float32":
         return None
-    if len(shape) != 2 or shape[1] != n or k % (shape[0] * BLOCK):
+    groups = 1 if shape == [n] else shape[0]
+    if shape not in ([n], [groups, n]) or k % (groups * BLOCK):
         return None
-    return k // shape[0] if match_digest(stage) == match_digest(packed_stage(weights, scales, has_zeros=False)) else None
+    return k // groups if match_digest(stage) == match_digest(packed_stage(weights, scales, has_zeros=False)) else None

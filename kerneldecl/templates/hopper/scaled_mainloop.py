@@ -136,6 +136,11 @@ def _block_scale(scaling: Scaling, unit: Any) -> Any:
     return T.Select(scaling.column % BLOCK < BLOCK - unit * scaling.unit, scaling.of_columns[0], scaling.of_columns[1])
 
 
+def _has_products(consumer: Consumer) -> bool:
+    """Say whether there are scales that vary along k and are known before products are added."""
+    return _scales_of(consumer).has_blocks or _scales_of(consumer).has_row_groups
+
+
 def _product(consumer: Consumer, scaling: Scaling, number: Any, unit: Any) -> Any:
     """Return the scale of one of a thread's rows times that of a unit of columns, as far as both vary along k and are known by then."""
     scales, row = _scales_of(consumer), scaling.of_rows[number]
@@ -189,7 +194,7 @@ def _multiply(consumer, scaling, set_number, mma_tile, i):
     if consumer.kernel.params.is_staggered and mma_tile == 0:
         if (consumer.index == 0) & (i == consumer.kernel.params.stagger_k_tiles) & (consumer.lane == 0):
             consumer.barriers.order.arrive(1)
-    if consumer.kernel.k_tile_scales.has_blocks or consumer.kernel.k_tile_scales.has_row_groups:
+    if _has_products(consumer):
         _multiply_scales(consumer, scaling, set_number, mma_tile)
     if mma_tile == consumer.kernel.params.mma_tiles - 1:
         state.advance()
@@ -215,6 +220,7 @@ def _add_columns(consumer, scaling, set_number, mma_tile, place):
 def _add(consumer, scaling, set_number, mma_tile, left, i):
     """Wait until so many MMA tiles are being multiplied, give k-tile i's stage back after its last one, add the set's products, scaled."""
     acc, partials, count = T.meta_var((consumer.acc, consumer.partials, consumer.kernel.accum.per_mma_tile))
+    has_products = T.meta_var(_has_products(consumer))
     is_last, is_staged = T.meta_var((mma_tile == consumer.kernel.params.mma_tiles - 1, consumer.kernel.column_scales is not None))
     T.ptx.wgmma.wait_group.sync.aligned(left)
     fence(partials, set_number * count, (set_number + 1) * count)
@@ -223,7 +229,8 @@ def _add(consumer, scaling, set_number, mma_tile, left, i):
     if not consumer.kernel.k_tile_scales.has_column_groups:
         for j in T.unroll(count):
             scale = T.meta_var(scaling.products[(set_number * scaling.units + j // 4 * 8 // scaling.unit) * 2 + j % 4 // 2])
-            acc[mma_tile * count + j] = acc[mma_tile * count + j] + T.cast(scaling.sums[set_number * count + j], "float32") * scale
+            added = T.meta_var(T.cast(scaling.sums[set_number * count + j], "float32"))
+            acc[mma_tile * count + j] = acc[mma_tile * count + j] + (added * scale if has_products else added)
     else:
         stage = T.meta_var(consumer.stage_before(left + 1) if is_last else consumer.state.stage)
         _add_columns(consumer, scaling, set_number, mma_tile, (i, stage))
@@ -273,10 +280,12 @@ def _run_overlapped(consumer, scaling, k_tiles):
 def _scale_rows(consumer, scaling):
     """Multiply the accumulators of each row by its scale, where that does not vary along k."""
     acc, count, scales = T.meta_var((consumer.acc, consumer.kernel.accum.per_mma_tile, consumer.kernel.k_tile_scales.rows))
+    units = T.meta_var(consumer.kernel.k_tile_scales.units)
     for mma_tile in T.unroll(consumer.kernel.params.mma_tiles):
         for half in T.unroll(2):
             row = T.meta_var(scaling.row + _row_of(consumer, mma_tile) + half * 8)
-            scaling.of_rows[half] = scales[T.min(row, int(scales.shape[0]) - 1)]
+            scale = T.meta_var(scales[T.min(row, int(scales.shape[0]) - 1)])
+            scaling.of_rows[half] = scale * T.float32(1 / units) if units > 1 else scale
         for j in T.unroll(count):
             acc[mma_tile * count + j] = acc[mma_tile * count + j] * scaling.of_rows[j % 4 // 2]
 

@@ -266,6 +266,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {"m": 16, "n": 256, "k": 1280},
         {"block_m": 128, "consumers": 2, "split_k": 3},
     ),
+    "int4 by int8, a scale for each column, two MMA tiles": (
+        "quantized_int8",
+        {"m": 70, "n": 272, "k": 1152, "scales": "column", "epilogue": ("bias",)},
+        {"block_m": 256, "block_n": 80, "consumers": 2, "partials": 1},
+    ),
+    "int4 by int8, a scale for each column, activations of groups": (
+        "quantized_int8",
+        {"m": 13, "n": 144, "k": 512, "scales": "column", "activation_scales": "group"},
+        {},
+    ),
+    "int8, a scale for each whole column, rows of groups": (
+        "block_scaled",
+        {**INT8, "m": 133, "n": 97, "k": 512, "scales": "column"},
+        {"block_m": 128, "block_n": 96, "consumers": 2},
+    ),
     "int4 by int8, activations of groups, workspace": (
         "quantized_int8",
         {"m": 66, "n": 192, "k": 1024, "activation_scales": "group", "epilogue": ("bias", "relu")},
@@ -391,7 +406,7 @@ def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
         ("block_scaled", {**COLUMNS, "m": 64, "n": 128, "k": 256, "zero_points": True}, {}),
         ("block_scaled", {**COLUMNS, "m": 64, "n": 112, "k": 256}, {"block_n": 56}),  # wgmma takes no 56 columns of int8
         ("quantized_int8", {"m": 8, "n": 128, "k": 256, "group": 64}, {}),  # several scales in a k-tile
-        ("quantized_int8", {"m": 8, "n": 128, "k": 256, "scales": "column"}, {}),
+        ("quantized_int8", {"m": 8, "n": 128, "k": 256, "scales": "tensor"}, {}),
         ("quantized_int8", {"m": 8, "n": 128, "k": 256, "zero_points": True}, {}),  # 16 times the differences are no bytes
         ("quantized_int8", {"m": 8, "n": 128, "k": 256, "layout": "rows"}, {}),
         ("quantized_int8", {**NVFP4, "m": 8, "n": 128, "k": 256}, {}),
