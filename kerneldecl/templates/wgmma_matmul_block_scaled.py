@@ -2,9 +2,9 @@
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure: A has a scale for each 128 elements of a
 row, [k / 128, m], or one for a whole row, [m]; B, [n, k], one for each 128 x 128 block, or for each column and a group of k, a multiple of
-128 elements, [k / group, n], or for a whole column, [n]. So has rule `matmul_quantized` with `activation_scales` group or token and `scales`
-block, group or column, but for token and column, which do not vary along k. Values are float8, whose products are added in float32, or int8,
-whose products of a k-tile are exact in int32.
+128 elements, [k / group, n], or for a whole column, [n]. So has rule `matmul_quantized` with `activation_scales` group or token and
+`scales` block, group or column, but for token with column, which do not vary along k. Values are float8, whose products are added in
+float32, or int8, whose products of a k-tile are exact in int32.
 
 Parameters, as of `wgmma_matmul`:
   block_m       rows of a tile: 64 or 128 for each consumer
