@@ -1,4 +1,4 @@
-"""Owns which tiles, clusters and split-K of a float8 GEMM with block scales on wgmma a GPU should try, and in which order.
+"""Owns which tiles, clusters and split-K of an 8-bit GEMM with scales along k on wgmma a GPU should try, and in which order.
 
 Knows nothing of TVM or of how the template applies them.
 """
@@ -20,7 +20,14 @@ from kerneldecl.analysis.block_scales import (
     scaled_registers,
 )
 from kerneldecl.analysis.contraction import contraction_of
-from kerneldecl.analysis.hopper_limits import MAX_STAGES, MMA_TILE_ROWS, RESERVED_SMEM_BYTES, WARPGROUP_THREADS
+from kerneldecl.analysis.hopper_limits import (
+    MAX_STAGES,
+    MMA_TILE_ROWS,
+    RESERVED_SMEM_BYTES,
+    TMA_SMEM_ALIGN_BYTES,
+    WARPGROUP_THREADS,
+)
+from kerneldecl.analysis.tensor_cores import wgmma_instructions
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
@@ -47,6 +54,11 @@ RASTER_GROUP = 16
 SCHEDULES = ("cooperative", "staggered")
 """Values of `kernel_schedule`, the second one of two consumers whose CTAs have several tiles."""
 MIN_STAGES = 3
+REST_REGISTERS = 176
+"""Registers of a thread at most that hold accumulators of columns with their own scales, where chains of k-tiles leave a rest: with 192
+nvcc 13.0 spilled."""
+LOADED_BLOCK_N = 96
+"""Columns of a tile at most whose own scales threads load: with 128 nvcc 13.0 spilled."""
 SHARED_SM_REGISTERS = 96
 """Registers of a thread at most that hold accumulators, whole and partial, where two CTAs share an SM: 128 in all."""
 STREAMING_STAGES = 6
@@ -65,6 +77,10 @@ SMEM_BYTES_PER_CYCLE = 128.0
 predictions, in about their order; without what TMA writes the order was worse (H200, 2026-11)."""
 ADD_CYCLES = 80.0
 """Cycles of a consumer to scale 64 partial accumulators of a thread and add them. Assumed, as the next two."""
+CONVERT_CYCLES, COLUMN_CYCLES, PRODUCT_CYCLES = 64.0, 16.0, 64.0
+"""Cycles more where those are int32, where columns have scales of their own, and where each of these is multiplied by a row's: the
+instructions that nvcc 13.0 emits. An SM's schedulers take the cycles of all its consumers one after the other, which counts where there are
+such instructions."""
 WAIT_CYCLES = 150.0
 """Cycles from the last MMA's end until its accumulators are read, and from there to the next one's start."""
 K_TILE_CYCLES = 80.0
@@ -117,6 +133,25 @@ class Problem(NamedTuple):
     k: int
     out_bytes: int
     moved_bytes: int
+    dtype: str
+    """Of the operands."""
+    has_row_groups: bool
+    """Whether scales of A's rows vary along k."""
+    has_blocks: bool
+    """Whether B has scales of blocks, not of each column."""
+    has_column_groups: bool
+    """Whether each column has a scale of its own, which varies along k."""
+
+    @property
+    def threads_load_scales(self) -> bool:
+        """Say whether consumers' threads load the scales of columns, since TMA takes rows of 16 bytes."""
+        return self.has_column_groups and self.n % 4 > 0
+
+    @property
+    def added_cycles(self) -> float:
+        """Return the cycles of a consumer to convert and scale 64 products of a thread, beyond those of float8 with blocks."""
+        own = COLUMN_CYCLES + (PRODUCT_CYCLES if self.has_row_groups else 0.0) if self.has_column_groups else 0.0
+        return own + (CONVERT_CYCLES if self.dtype == "int8" else 0.0)
 
     def streams_weights(self, gpu: Gpu) -> bool:
         """Say whether weights come from DRAM whenever the kernel runs, since L2 does not hold them."""
@@ -124,7 +159,7 @@ class Problem(NamedTuple):
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for other computations than a GEMM with block scales."""
+    """Return the tilings with the least predicted time, best first; nothing for other computations than a GEMM with scales along k."""
     problem, gpu = problem_of(space, arch.the_gpu), arch.the_gpu
     if problem is None:
         return ()
@@ -140,13 +175,20 @@ def problem_of(space: IterSpace, gpu: Gpu) -> Problem | None:
         return None
     _, m, n, k = gemm.extents
     read = {(access.dtype, access.shape) for block in space.blocks[:2] if not block.is_reduction for access in block.reads}
-    scales = {("float32", (k // BLOCK, m)), ("float32", (-(-n // BLOCK), k // BLOCK))}
-    values = read - scales
-    dtypes = {dtype for dtype, _ in values}
-    is_scaled = scales <= read and {shape for _, shape in values} == {(m, k), (n, k)} and len(dtypes) == 1 and dtypes <= {*DTYPES}
-    if not is_scaled or k % BLOCK:
+    scales = {shape for dtype, shape in read if dtype == "float32"}
+    values = {(dtype, shape) for dtype, shape in read if dtype != "float32"}
+    [dtype, *others] = {dtype for dtype, _ in values} or {""}
+    if k % BLOCK or others or dtype not in DTYPES or {shape for _, shape in values} != {(m, k), (n, k)}:
         return None
-    return Problem(m, n, k, dtype_bytes(space.blocks[-1].writes[0].dtype), moved_bytes(space))
+    rows, blocks = ((k // BLOCK, m), (m,)), (-(-n // BLOCK), k // BLOCK)
+    columns = [blocks, (n,), *(shape for shape in sorted(scales, key=len) if shape[1:] == (n,) and k % (shape[0] * BLOCK) == 0)]
+    found = next(((of_rows, own) for own, of_rows in itertools.product(columns, rows) if {of_rows, own} == scales), None)
+    if found is None or max(len(found[0]), len(found[1])) == 1:
+        return None
+    of_rows, own = found
+    out_bytes = dtype_bytes(space.blocks[-1].writes[0].dtype)
+    has_groups = own != blocks and len(own) > 1
+    return Problem(m, n, k, out_bytes, moved_bytes(space), dtype, len(of_rows) > 1, own == blocks, has_groups)
 
 
 def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
@@ -156,10 +198,10 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         if block_m - MMA_TILE_ROWS >= problem.m and block_m > MMA_TILE_ROWS:
             continue
         tile = Tiling(block_m=block_m, block_n=block_n, consumers=consumers, partials=partials)
-        if not _fits_registers(tile) or block_n >= 2 * max(problem.n, BLOCK_N[0]):
+        if not _fits(problem, tile) or block_n >= 2 * max(problem.n, BLOCK_N[0]):
             continue
         # One set of registers took 1.07 and 1.12 of the time of two (64 and 4096 rows, H200, 2026-11).
-        if partials == 1 and (block_m, consumers, 2) in TILES and _fits_registers(tile._replace(partials=2)):
+        if partials == 1 and (block_m, consumers, 2) in TILES and _fits(problem, tile._replace(partials=2)):
             continue
         rows, columns = -(-problem.m // block_m), -(-problem.n // block_n)
         has_waves = rows * columns > gpu.sm_count
@@ -172,7 +214,8 @@ def tilings(problem: Problem, gpu: Gpu) -> Iterator[Tiling]:
         divided += [tile._replace(split_k=parts) for parts in split_k_choices(gpu, rows * columns, k_tiles)]
         divided += [tile._replace(split_k=parts, workspace=1) for parts in workspace_choices(gpu, rows * columns, k_tiles)]
         for staged in itertools.chain.from_iterable(_staged(problem, each, gpu) for each in divided):
-            if staged.stages >= MIN_STAGES and (staged.kernel_schedule == SCHEDULES[0] or staged.stages <= k_tiles):
+            is_deep = staged.stages >= MIN_STAGES and (staged.kernel_schedule == SCHEDULES[0] or staged.stages <= k_tiles)
+            if is_deep and not _spills_rest(problem, staged):
                 yield from _launched(problem, staged, gpu, has_waves=has_waves)
 
 
@@ -192,7 +235,7 @@ def _staged(problem: Problem, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
     """Yield a tiling with as many stages as fit, and as fit without the accumulators that a cluster reduces."""
     most = min(MAX_STAGES, -(-problem.k // (BLOCK * tiling.split_k)) + 1)
     beside = min(most, _fitting_stages(problem, tiling, gpu))
-    in_place = min(most, (gpu.smem_per_block_optin_bytes - RESERVED_SMEM_BYTES) // _stage_bytes(tiling))
+    in_place = min(most, (gpu.smem_per_block_optin_bytes - RESERVED_SMEM_BYTES) // _stage_bytes(problem, tiling))
     has_both = in_place > beside and tiling.split_k > 1 and not tiling.workspace and problem.streams_weights(gpu)
     if not has_both or beside >= STREAMING_STAGES:
         yield tiling._replace(stages=beside)
@@ -211,9 +254,22 @@ def _accumulators(tiling: Tiling) -> int:
     return _mma_tiles(tiling) * MMA_TILE_ROWS * tiling.block_n // WARPGROUP_THREADS
 
 
-def _fits_registers(tiling: Tiling) -> bool:
-    registers = scaled_registers(_accumulators(tiling), _mma_tiles(tiling), tiling.partials)
-    return registers <= MAX_SCALED_REGISTERS[tiling.consumers] and column_blocks(tiling.block_n) <= MAX_COLUMN_BLOCKS
+def _registers(tiling: Tiling) -> int:
+    return scaled_registers(_accumulators(tiling), _mma_tiles(tiling), tiling.partials)
+
+
+def _fits(problem: Problem, tiling: Tiling) -> bool:
+    """Say whether wgmma multiplies tiles of this shape, and threads have registers for them and the scales of their columns."""
+    if not wgmma_instructions(problem.dtype, tiling.block_n) or _registers(tiling) > MAX_SCALED_REGISTERS[tiling.consumers]:
+        return False
+    if problem.has_blocks:
+        return column_blocks(tiling.block_n) <= MAX_COLUMN_BLOCKS
+    return tiling.block_n <= LOADED_BLOCK_N or not problem.threads_load_scales
+
+
+def _spills_rest(problem: Problem, tiling: Tiling) -> bool:
+    has_rest = tiling.partials == 2 and -(-problem.k // (BLOCK * tiling.split_k)) % SCALED_CHAIN > 0
+    return has_rest and problem.has_column_groups and _registers(tiling) > REST_REGISTERS
 
 
 def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu, resident: int = 1) -> int:
@@ -221,19 +277,22 @@ def _fitting_stages(problem: Problem, tiling: Tiling, gpu: Gpu, resident: int = 
     split_k, out_bytes = (1 if tiling.workspace else tiling.split_k), problem.out_bytes if tiling.split_k == 1 else 4
     other = RESERVED_SMEM_BYTES + epilogue_smem_bytes(_accumulators(tiling), tiling.consumers, split_k, out_bytes)
     limit = gpu.smem_per_sm_bytes // resident - gpu.smem_reserved_per_block_bytes
-    return (min(limit, gpu.smem_per_block_optin_bytes) - other) // _stage_bytes(tiling)
+    return (min(limit, gpu.smem_per_block_optin_bytes) - other) // _stage_bytes(problem, tiling)
 
 
 def _resident(problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
     """Return how many CTAs an SM has at once, one or two: two share it where weights come from DRAM and there are more CTAs than SMs."""
     ctas = -(-problem.m // tiling.block_m) * -(-problem.n // tiling.block_n) * tiling.split_k
-    registers = scaled_registers(_accumulators(tiling), _mma_tiles(tiling), tiling.partials)
-    is_small = tiling.consumers == 1 and registers <= SHARED_SM_REGISTERS and tiling.stages <= _fitting_stages(problem, tiling, gpu, 2)
+    is_small = (
+        tiling.consumers == 1 and _registers(tiling) <= SHARED_SM_REGISTERS and tiling.stages <= _fitting_stages(problem, tiling, gpu, 2)
+    )
     return 2 if is_small and ctas > gpu.sm_count and problem.streams_weights(gpu) else 1
 
 
-def _stage_bytes(tiling: Tiling) -> int:
-    return (tiling.block_m + tiling.block_n) * BLOCK + tiling.block_m * 4
+def _stage_bytes(problem: Problem, tiling: Tiling) -> int:
+    """Return the bytes of a stage; the scales of a tile's columns take whole 128 bytes. Those of rows count wherever they are."""
+    of_columns = -(-tiling.block_n * 4 // TMA_SMEM_ALIGN_BYTES) * TMA_SMEM_ALIGN_BYTES if problem.has_column_groups else 0
+    return (tiling.block_m + tiling.block_n) * BLOCK + tiling.block_m * 4 + of_columns
 
 
 def _is_in_place(problem: Problem, tiling: Tiling, gpu: Gpu) -> bool:
@@ -259,7 +318,8 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     waves = math.ceil(ctas / at_once)
     turns = waves * k_tiles
     loaded = ctas * k_tiles * BLOCK * (tiling.block_m / tiling.cluster_n + tiling.block_n / tiling.cluster_m)
-    tensor_cycles, smem_cycles, consumer_cycles = _k_tile_cycles(tiling)
+    tensor_cycles, smem_cycles, consumer_cycles = _k_tile_cycles(problem, tiling)
+    added_cycles = problem.added_cycles and tiling.block_m // MMA_TILE_ROWS * _add_cycles(problem, tiling)
     # The last of several waves has too few CTAs to keep DRAM busy.
     dram_factor = (waves * at_once / ctas if waves > 1 else 1) * (MULTICAST_FACTOR if tiling.cluster_m * tiling.cluster_n > 1 else 1)
     dram_factor *= L2_FETCH_FACTOR if tiling.l2_fetch > L2_FETCHES[0] else 1
@@ -269,6 +329,7 @@ def _secs(problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
         turns * resident * tensor_cycles * cycle,
         turns * resident * smem_cycles * cycle,
         turns * consumer_cycles * cycle,
+        turns * resident * added_cycles * cycle,
         turns * model.LOAD_LATENCY_SECS / (tiling.stages - tiling.partials),
     )
     epilogue = waves * _epilogue_cycles(problem, tiling) * cycle if tiling.split_k == 1 else 0
@@ -291,17 +352,25 @@ def _ctas_at_once(tiling: Tiling, gpu: Gpu) -> int:
     return model.resident_clusters(gpu, ctas) * ctas
 
 
-def _k_tile_cycles(tiling: Tiling) -> tuple[float, float, float]:
+def _add_cycles(problem: Problem, tiling: Tiling) -> float:
+    """Return the cycles of a consumer to scale and add the products of an MMA tile and a k-tile."""
+    return (ADD_CYCLES + problem.added_cycles) * tiling.block_n / BLOCK
+
+
+def _k_tile_cycles(problem: Problem, tiling: Tiling) -> tuple[float, float, float]:
     """Return the cycles that a k-tile of a CTA takes of tensor cores, of shared memory and of a consumer by itself."""
     mma_cycles = MMA_TILE_ROWS * tiling.block_n * BLOCK / MMA_ELEMENTS_PER_CYCLE
     read = tiling.block_m // MMA_TILE_ROWS * (MMA_TILE_ROWS + tiling.block_n) * BLOCK
     written = (tiling.block_m + tiling.block_n) * BLOCK
-    add_cycles = ADD_CYCLES * tiling.block_n / BLOCK
+    add_cycles = _add_cycles(problem, tiling)
+    # Each of four warps reads the scales of its columns, eight of them at once.
+    scale_cycles = tiling.block_m // MMA_TILE_ROWS * tiling.block_n / 2 if problem.has_column_groups else 0
     # With two sets of registers a consumer adds while its next k-tile is multiplied, but for the last one of a chain.
     serial_cycles = (WAIT_CYCLES + add_cycles) / (1 if tiling.partials == 1 else SCALED_CHAIN)
     consumer_cycles = K_TILE_CYCLES + _mma_tiles(tiling) * (max(mma_cycles, add_cycles) + serial_cycles)
-    factor = UNEVEN_FACTOR if BLOCK % tiling.block_n else 1
-    tensor_cycles, smem_cycles = tiling.block_m // MMA_TILE_ROWS * mma_cycles, (read + written) / SMEM_BYTES_PER_CYCLE
+    factor = UNEVEN_FACTOR if BLOCK % tiling.block_n and problem.has_blocks else 1
+    tensor_cycles = tiling.block_m // MMA_TILE_ROWS * mma_cycles
+    smem_cycles = (read + written) / SMEM_BYTES_PER_CYCLE + scale_cycles
     return factor * tensor_cycles, factor * smem_cycles, factor * consumer_cycles
 
 

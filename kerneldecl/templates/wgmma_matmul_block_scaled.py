@@ -1,11 +1,15 @@
-"""Owns the GEMM kernel of float8 with block scales on wgmma: the products of each k-tile are scaled, then added to float32 accumulators.
+"""Owns the GEMM kernel of 8-bit values with scales along k on wgmma: the products of each k-tile are scaled, then added in float32.
 
 Knows nothing of how its parameters are chosen, and recognises the computation by its structure: A has a scale for each 128 elements of a
-row, [k / 128, m], B, [n, k], one for each 128 x 128 block, as rule `matmul_quantized` with `activation_scales` group and `scales` block.
+row, [k / 128, m], or one for a whole row, [m]; B, [n, k], one for each 128 x 128 block, or for each column and a group of k, a multiple of
+128 elements, [k / group, n], or for a whole column, [n]. So has rule `matmul_quantized` with `activation_scales` group or token and
+`scales` block, group or column, but for token with column, which do not vary along k. Values are float8, whose products are added in
+float32, or int8, whose products of a k-tile are exact in int32.
 
 Parameters, as of `wgmma_matmul`:
   block_m       rows of a tile: 64 or 128 for each consumer
-  block_n       columns of a tile: a multiple of 8, so that each tile's columns lie in at most two blocks: up to 128, or 136, 144, 160, 192
+  block_n       columns of a tile: a multiple of 8, of int8 8, 24 or one of 16. Where B has blocks, each tile's columns lie in at most two:
+                up to 128, or 136, 144, 160, 192
   consumers     1 to 3 consumer warpgroups of 128 threads
   stages        3 to 12 k-tiles of both operands in shared memory at once; a k-tile has 128 elements along k
   partials      sets of partial accumulators of 64 rows and a k-tile, before they are scaled: 1, or 2 with 64 rows for each consumer
@@ -22,8 +26,9 @@ Parameters, as of `wgmma_matmul`:
 
 Accumulators, whole and partial, take block_n / 2 registers of a thread for 64 rows and each set: at most 192, or 128 with three consumers.
 
-Shared memory: stages * ((block_m + block_n) * 128 + 4 * block_m) bytes, epilogue buffers and reductions as in `wgmma_matmul`. With two
-sets of registers k-tiles are scaled while the consumer's next one is multiplied, the rest while other consumers multiply.
+Shared memory: stages * ((block_m + block_n) * 128 + 4 * block_m) bytes, and 4 * block_n more, in whole 128, where columns have scales of
+their own; epilogue buffers and reductions as in `wgmma_matmul`. With two sets of registers k-tiles are scaled while the consumer's next one
+is multiplied, the rest while other consumers multiply.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -31,7 +36,7 @@ Returns a custom kernel of TIRx, a PrimFunc without a trace.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tvm import IRModule
 
@@ -40,8 +45,9 @@ from kerneldecl.analysis.hopper_limits import MAX_STAGES
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.epilogue import gemm_epilogue
 from kerneldecl.templates.hopper.gemm_kernel import build
+from kerneldecl.templates.hopper.k_tile_scales import KTileScales, scale_tiles
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.operands import PROMOTIONS, Operand, TensorMap, TmaBoxes, operand_of
+from kerneldecl.templates.hopper.operands import PROMOTIONS, operand_of
 from kerneldecl.templates.hopper.params import GemmParams
 from kerneldecl.templates.hopper.read_block_scaled import BlockScaledGemm, read_block_scaled
 from kerneldecl.templates.shared.fast_parse import fast_parsing
@@ -53,9 +59,6 @@ DEFAULTS: dict[str, Value] = {"kernel_schedule": "cooperative", "prefetch": 0, "
 """Parameters that not every candidate names."""
 MAX_PARTIALS = {1: 2, 2: 1}
 """Sets of partial accumulators at most, by the MMA tiles of a consumer."""
-SCALE_BYTES = 4
-SCALE_ALIGN = 4
-"""Rows whose scales are 16 bytes, of which TMA takes multiples; threads load those of other numbers of rows."""
 
 
 @fast_parsing()
@@ -95,8 +98,13 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, streaming: Streaming
         return None
     if not streaming.is_known or (streaming.prefetch and not params.pdl) or not _fits_registers(params, partials):
         return None
-    scales, k_tiles = _row_scales(problem, params.block_m) if m % SCALE_ALIGN == 0 else None, k // BLOCK
-    if not params.fits(gemm.a.dtype, "float32", k_tiles, sum(operand.stage_bytes for operand in (a, b, scales) if operand)):
+    scales = KTileScales(problem.a_scales, problem.b_scales, problem.b_group, partials)
+    if scales.has_blocks and column_blocks(params.block_n) > MAX_COLUMN_BLOCKS:
+        return None
+    row_scales = scale_tiles(scales.rows, params.block_m, BLOCK) if scales.has_row_groups else None
+    column_scales = scale_tiles(scales.columns, params.block_n, scales.group) if scales.has_column_groups else None
+    stage_bytes = sum(operand.stage_bytes for operand in (a, b, row_scales, column_scales) if operand)
+    if not params.fits(gemm.a.dtype, "float32", k // BLOCK, stage_bytes):
         return None
     kernel = GemmKernel(
         func_params=gemm.func_params,
@@ -107,33 +115,18 @@ def kernel_of(problem: BlockScaledGemm, params: GemmParams, streaming: Streaming
         epilogue=gemm_epilogue(gemm, (params.block_m, params.block_n), is_swapped=False),
         params=params,
         grid=(1, -(-m // params.block_m), -(-n // params.block_n)),
-        k_tiles=k_tiles,
+        k_tiles=k // BLOCK,
         sm_count=arch.the_gpu.sm_count,
-        scales=scales,
-        column_scales=problem.b_scales,
-        row_scales=problem.a_scales if scales is None else None,
-        partial_sets=partials,
+        scales=row_scales,
+        column_scales=column_scales,
+        k_tile_scales=scales,
         early_k_tiles=streaming.prefetch,
     )
     return kernel if kernel.can_store else None
 
 
 def _fits_registers(params: GemmParams, partials: int) -> bool:
-    """Say whether threads have registers for sets of partial accumulators, and a tile's columns lie in few blocks."""
+    """Say whether threads have registers for sets of partial accumulators."""
     if params.is_pingpong or params.consumers not in MAX_SCALED_REGISTERS or not 1 <= partials <= MAX_PARTIALS.get(params.mma_tiles, 0):
         return False
-    registers = scaled_registers(params.accumulators, params.mma_tiles, partials)
-    return registers <= MAX_SCALED_REGISTERS[params.consumers] and column_blocks(params.block_n) <= MAX_COLUMN_BLOCKS
-
-
-def _row_scales(problem: BlockScaledGemm, tile_rows: int) -> Operand:
-    """Return how TMA loads the scales of a tile's rows."""
-    _, m, _, k = problem.gemm.extents
-    tensor_map = TensorMap(
-        buffer=problem.a_scales, dtype="float32", dims=(m, k // BLOCK), strides_bytes=(m * SCALE_BYTES,), box=(tile_rows, 1), swizzle=0
-    )
-
-    def coords(_batch: Any, row: Any, k_tile: Any, _number: Any) -> tuple[Any, ...]:
-        return (row, k_tile)
-
-    return Operand("float32", tile_rows, is_k_last=True, tma=TmaBoxes(tensor_map, 1, lambda _: 0, coords), row_bytes=SCALE_BYTES)
+    return scaled_registers(params.accumulators, params.mma_tiles, partials) <= MAX_SCALED_REGISTERS[params.consumers]

@@ -13,6 +13,8 @@ INT4: dict[str, Any] = {"n": 1024, "k": 2048, "layout": "packed"}
 FLOAT8: dict[str, Any] = {
     "n": 1024, "k": 2048, "weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group",
 }  # fmt: skip
+INT8: dict[str, Any] = {**FLOAT8, "weights": "int8", "dtype": "int8"}
+W4A8: dict[str, Any] = {**INT4, "dtype": "int8", "activation_scales": "token"}
 MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
 NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 CLUSTERS: tuple[dict[str, Any], ...] = (
@@ -162,6 +164,21 @@ CASES = [
     *(
         Case(f"float8, {m} rows, weights streamed", "matmul_quantized", FLOAT8 | {"m": m}, given("wgmma_matmul_block_scaled", *STREAMED))
         for m in (64, 128)
+    ),
+    *(
+        Case(f"int8, {name}, {m} rows", "matmul_quantized", INT8 | attrs | {"m": m}, proposed("wgmma_matmul_block_scaled", step=9))
+        for m in (1, 64, 70, 1000)
+        for name, attrs in (
+            ("blocks", {}),
+            ("columns and groups", {"scales": "group"}),
+            ("columns and groups, odd n", {"scales": "group", "n": 1023}),
+            ("columns and groups, tokens", {"scales": "group", "activation_scales": "token"}),
+        )
+    ),
+    *(
+        Case(f"int4 by int8, {m} rows, {scales}", "matmul_quantized", attrs | {"m": m}, proposed("wgmma_matmul_quantized_int8", step=9))
+        for m in (1, 16, 70, 300)
+        for scales, attrs in (("token", W4A8), ("group", W4A8 | {"activation_scales": "group"}))
     ),
     Case("float8, several tiles of a CTA", "matmul_quantized", FLOAT8 | {"m": 1000}, given("wgmma_matmul_block_scaled", *TILES), sms=6),
     Case("int4 in rows by mma.sync", "matmul_quantized", INT4 | {"m": 64, "layout": "rows"}, proposed("gpu_matmul_tc", step=20)),

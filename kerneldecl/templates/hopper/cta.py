@@ -22,7 +22,7 @@ class Smem(NamedTuple):
     a: Any
     b: Any
     scales: Any
-    """Scales of A's rows, where consumers dequantise it, and zero points; None without."""
+    """Scales of A's rows, and zero points; None without."""
     zeros: Any
     staging: Any
     """Buffers of each consumer for chunks of results; None where threads store directly."""
@@ -36,6 +36,8 @@ class Smem(NamedTuple):
     """Barriers of the consumers for tiles of a residual; None where TMA loads none."""
     received: Any = None
     """Barrier of the bytes that other CTAs send with split-K in a cluster; None elsewhere."""
+    column_scales: Any = None
+    """Scales of B's columns; None without."""
 
 
 class Ids(NamedTuple):
@@ -54,7 +56,8 @@ class Cta(NamedTuple):
 
     kernel: GemmKernel
     maps: tuple[Any, Any, Any, Any, Any, Any, Any, Any]
-    """Tensor maps of A, B, the result, the tile operand, scales, zero points, last rows of A and B; the last five where TMA loads such."""
+    """Tensor maps of A, B, the result, the tile operand, scales, zero points or scales of B's columns, last rows of A and B; the last five
+    where TMA loads such."""
     smem: Smem
     ids: Ids
     consumer: Any
@@ -119,12 +122,13 @@ class Cta(NamedTuple):
     def first_k_tile(self, scheduler: TileScheduler) -> Any:
         return self.rank.split * self.kernel.k_tiles_per_cta if self.kernel.params.split_k > 1 else scheduler.first_k_tile()
 
-    def factor_loaders(self) -> tuple[TmaLoader | None, TmaLoader | None]:
-        """Return how TMA loads scales and zero points of A's rows; None where there are none."""
-        scales, zeros = self.kernel.scales, self.kernel.zeros
+    def factor_loaders(self) -> tuple[TmaLoader | None, TmaLoader | None, TmaLoader | None]:
+        """Return how TMA loads scales and zero points of A's rows, and scales of B's columns; None where there are none."""
+        scales, zeros, column_scales = self.kernel.scales, self.kernel.zeros, self.kernel.column_scales
         return (
             None if scales is None else TmaLoader(scales, self.maps[4], self.smem.scales, 0),
             None if zeros is None else TmaLoader(zeros, self.maps[5], self.smem.zeros, 0),
+            None if column_scales is None else TmaLoader(column_scales, self.maps[5], self.smem.column_scales, 0),
         )
 
     def loaders(self) -> tuple[TmaLoader, TmaLoader]:

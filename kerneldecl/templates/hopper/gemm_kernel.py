@@ -154,7 +154,8 @@ def _consume(cta, workspace):
     T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_descriptor), smem.b.ptr_to([0, 0]), *kernel.b.descriptor)
     state = PipelineState(kernel.params.stages, 0)
     fragments = T.alloc_local((kernel.a_fragments,), "uint32") if kernel.a.in_registers else T.meta_var(None)
-    partials = T.alloc_local((kernel.partial_sets * kernel.accum.per_mma_tile,), "float32") if kernel.is_scaled else T.meta_var(None)
+    products = T.meta_var(kernel.products)
+    partials = T.alloc_local((products.registers,), products.register_dtype) if kernel.k_tile_scales is not None else T.meta_var(None)
     consumer = T.meta_var(
         Consumer(
             kernel=kernel,
@@ -230,6 +231,7 @@ def _run(kernel, maps, ids, workspace):
     b_stages = pool.alloc((params.stages, kernel.b.stage_elements), kernel.b.dtype, align=1024)
     scales = _alloc_stages(pool, params.stages, kernel.scales) if kernel.scales is not None else T.meta_var(None)
     zeros = _alloc_stages(pool, params.stages, kernel.zeros) if kernel.zeros is not None else T.meta_var(None)
+    column_scales = _alloc_stages(pool, params.stages, kernel.column_scales) if kernel.column_scales is not None else T.meta_var(None)
     staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
     staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
     partials = _alloc_partials(pool, kernel) if kernel.sends_partials else T.meta_var(None)
@@ -245,6 +247,7 @@ def _run(kernel, maps, ids, workspace):
             b=b_stages,
             scales=scales,
             zeros=zeros,
+            column_scales=column_scales,
             staging=staging,
             partials=partials,
             full=full,
@@ -326,9 +329,10 @@ def build(kernel: GemmKernel) -> tvm.IRModule:  # noqa: C901  a branch for each 
             _encode(scales_map, kernel.scales)
         else:
             scales_map = T.meta_var(None)
-        if kernel.zeros is not None:
+        factor = T.meta_var(kernel.zeros or kernel.column_scales)  # no kernel has both
+        if factor is not None:
             zeros_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-            _encode(zeros_map, kernel.zeros)
+            _encode(zeros_map, factor)
         else:
             zeros_map = T.meta_var(None)
         if kernel.a.has_tail:

@@ -24,11 +24,12 @@ from kerneldecl.analysis.hopper_limits import (
     epilogue_tile_bytes,
     split_k_share,
 )
-from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
+from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES, accumulators
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.accumulators import AccumulatorLayout
 from kerneldecl.templates.hopper.epilogue import Epilogue
 from kerneldecl.templates.hopper.gather import FlatMemory
+from kerneldecl.templates.hopper.k_tile_scales import KTileScales
 from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import Packing
 from kerneldecl.templates.hopper.params import SETMAXNREG, SETMAXNREG_VIA_REGISTERS, GemmParams
@@ -134,17 +135,15 @@ class GemmKernel:
     packings: tuple[Packing, ...] = ()
     """Copies of operands that a kernel of their own makes before."""
     scales: Operand | None = None
-    """Scales of A's rows in a k-tile: consumers dequantise A with them, or scale what a k-tile adds to accumulators; None without."""
+    """Scales of A's rows in a k-tile, with which consumers dequantise A or scale products; None without."""
     zeros: Operand | None = None
     """Zero points of A's rows; None where all are the same."""
     float4_scales: str = ""
     """Dtype as which the scales are passed where A is float4_e2m1fn; empty where it is int4."""
-    column_scales: Any = None
-    """Buffer of scales of B's blocks of 128 columns and k-tiles, where a k-tile's products are scaled; None without."""
-    row_scales: Any = None
-    """Buffer of scales of A's rows and k-tiles, where threads load them to scale a k-tile's accumulators; None where `scales` has them."""
-    partial_sets: int = 0
-    """Sets of registers for the products of k-tiles that are to be scaled."""
+    column_scales: Operand | None = None
+    """Scales of B's columns in a k-tile; None without, and where consumers' threads load them."""
+    k_tile_scales: KTileScales | None = None
+    """By what the products of each k-tile are multiplied before they are added; None where wgmma adds them as they are."""
     early_k_tiles: int = 0
     """K-tiles of B that each CTA prefetches to L2 as it starts; 0 prefetches both operands' once barriers are there, up to a limit."""
     k_parts: int = 1
@@ -185,17 +184,19 @@ class GemmKernel:
 
     @property
     def stage_bytes(self) -> int:
-        return sum(operand.stage_bytes for operand in (self.a, self.b, self.scales, self.zeros) if operand is not None)
+        operands = (self.a, self.b, self.scales, self.zeros, self.column_scales)
+        return sum(operand.stage_bytes for operand in operands if operand is not None)
 
     @property
     def is_quantised(self) -> bool:
         """Say whether consumers dequantise A to registers, a k-tile ahead of the one that is multiplied."""
-        return self.scales is not None and self.a.in_registers
+        return self.a.in_registers and not (self.scales is None and self.k_tile_scales is None)
 
     @property
-    def is_scaled(self) -> bool:
-        """Say whether consumers scale what each k-tile adds to accumulators."""
-        return self.column_scales is not None
+    def products(self) -> AccumulatorLayout:
+        """Return how a thread holds what wgmma writes: accumulators, or sets of a k-tile's products that are to be scaled."""
+        scales = self.k_tile_scales
+        return AccumulatorLayout(accumulators("wgmma", self.dtype)[0], self.params.block_n, scales.sets) if scales else self.accum
 
     @property
     def cluster_grid(self) -> tuple[int, int]:
@@ -245,7 +246,8 @@ class GemmKernel:
         if self.params.consumers > 1:
             return 1
         smem_bytes = self.params.stages * self.stage_bytes + self._epilogue_bytes + RESERVED_SMEM_BYTES
-        registers = self.params.threads * (RESIDENT_OTHER_REGISTERS + self.accum.registers + self.partial_sets * self.accum.per_mma_tile)
+        held = self.accum.registers + (self.products.registers if self.k_tile_scales else 0)
+        registers = self.params.threads * (RESIDENT_OTHER_REGISTERS + held)
         return max(1, min(SM_SMEM_BYTES // (smem_bytes + SYSTEM_SMEM_BYTES), SM_REGISTERS // registers))
 
     @property
@@ -256,7 +258,7 @@ class GemmKernel:
     @property
     def maxnreg(self) -> tuple[int, int]:
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
-        if self.is_quantised and self.accum.registers + self.a_fragments <= FEW_REGISTERS:
+        if self.is_quantised and not self.k_tile_scales and self.accum.registers + self.a_fragments <= FEW_REGISTERS:
             return 0, 0
         return (SETMAXNREG_VIA_REGISTERS if self.via_registers else SETMAXNREG)[self.params.consumers]
 
@@ -285,7 +287,7 @@ class GemmKernel:
 
     @property
     def mma(self) -> str:
-        kind, accum = PTX_TYPES[self.dtype], PTX_TYPES[self.accum_dtype]
+        kind, accum = PTX_TYPES[self.dtype], PTX_TYPES[self.products.dtype]
         return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{K_BYTES // self.b.item_bytes}.{accum}.{kind}.{kind}"
 
     @property
@@ -388,7 +390,7 @@ class GemmKernel:
             params.mma_tiles < 2
             or is_divided
             or self.a.in_registers
-            or self.is_scaled
+            or self.k_tile_scales is not None
             or not self.epilogue_buffers
             or is_short
             or not (self.epilogue.has_calls or self.gate)

@@ -95,7 +95,7 @@ def run_mainloop(consumer, k_tiles, start):
     `start` is the tile's first row, column and k-tile.
     """
     kernel, barriers = T.meta_var((consumer.kernel, consumer.barriers))
-    if kernel.is_scaled:
+    if kernel.k_tile_scales is not None:
         run_scaled(consumer, k_tiles, start)
     elif kernel.is_quantised:
         run_dequantised(consumer, k_tiles)
@@ -120,7 +120,7 @@ def finish_mainloop(consumer):
     """Wait for a tile's accumulators, or for those of its second MMA tile, and give the last stages back."""
     kernel = T.meta_var(consumer.kernel)
     k_tiles = T.meta_var(max(1, kernel.tail_k_tiles))
-    if (kernel.is_quantised or not kernel.a.in_registers) and not kernel.is_scaled:
+    if (kernel.is_quantised or not kernel.a.in_registers) and kernel.k_tile_scales is None:
         T.ptx.wgmma.wait_group.sync.aligned(0)
         for s in T.unroll(k_tiles):
             release(consumer, consumer.stage_before(k_tiles - s))

@@ -35,7 +35,7 @@ def _load_by_tma(cta, scheduler):
     kernel, full, empty = T.meta_var((cta.kernel, cta.smem.full, cta.smem.empty))
     state = PipelineState(kernel.params.stages, 1)
     a, b = meta_vars(cta.loaders())
-    scales, zeros = meta_vars(cta.factor_loaders())
+    scales, zeros, column_scales = meta_vars(cta.factor_loaders())
     while scheduler.valid():
         row, column, begin = meta_vars(cta.tile_start(scheduler))
         for i in T.serial(scheduler.k_tile_count()):
@@ -49,6 +49,8 @@ def _load_by_tma(cta, scheduler):
                 load_tile(scales, row, at, state.stage, barrier)
             if kernel.zeros is not None:
                 load_tile(zeros, row, at, state.stage, barrier)
+            if kernel.column_scales is not None:
+                load_tile(column_scales, column, at, state.stage, barrier)
             state.advance()
         scheduler.advance()
 

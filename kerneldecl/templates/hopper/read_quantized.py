@@ -67,13 +67,13 @@ def read_quantized(mod: tvm.IRModule) -> QuantizedGemm | None:
     is_packed = [int(extent) for extent in values.shape] == list(packed_shape(n, k))
     if not is_packed or dtype not in DTYPES or group not in groups_of(str(scales.dtype), k) or k % group:
         return None
-    if match_digest(dequantising) != match_digest(_expected(weights, scales, has_zeros=bool(zeros))):
+    if match_digest(dequantising) != match_digest(packed_stage(weights, scales, has_zeros=bool(zeros))):
         return None
     found = fresh_of(gemm, rest, (values, scales, *zeros))
     return QuantizedGemm(gemm, PackedWeights(n, k, group, found[0], found[1], found[2] if zeros else None))
 
 
-def _expected(out: Any, scales: Any, *, has_zeros: bool) -> Any:
+def packed_stage(out: Any, scales: Any, *, has_zeros: bool) -> Any:
     """Return the stage that dequantises packed weights to a buffer: (nibble - zero point) * scale, or of float4_e2m1fn number * scale.
 
     They are computed in float32 and rounded to the buffer's dtype.

@@ -306,6 +306,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "gpu_gemv_i4",
         "gpu_gemv_unaligned",
         "wgmma_matmul_block_scaled",
+        "wgmma_matmul_quantized_int8",
         "gpu_matmul_quantized",
     }
     assert set(traced) == set(standard_order("cuda")) - untraced

@@ -108,7 +108,8 @@ def test_tensor_cores_come_first(arch: Arch, step: int) -> None:
         attrs = {"layout": layout, "zero_points": zero_points, "dtype": dtype, "activation_scales": activation_scales, "scales": scales}
         mod = canonical.lower(load_rule(REPOSITORY, "matmul_quantized").of(REPOSITORY, {"m": 17, "n": 256, "k": 512, **attrs}))
         first = first_proposal(iter_space(mod), arch)
-        assert first.template == "gpu_matmul_scaled", attrs
+        is_on_wgmma = arch == H200 and (layout, zero_points, dtype) == ("packed", False, "int8") and activation_scales
+        assert first.template == ("wgmma_matmul_quantized_int8" if is_on_wgmma else "gpu_matmul_scaled"), attrs
         if zero_points and scales == "group":
             assert apply_candidate(REPOSITORY, mod, first, arch) is not None, attrs
 

@@ -26,9 +26,20 @@ PACKED = {"layout": "packed"}
 MXFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e8m0fnu", "group": 32}
 NVFP4: dict[str, Any] = {"weights": "float4_e2m1fn", "scale_dtype": "float8_e4m3fn", "group": 16, "tensor_scale": True}
 FLOAT8 = {"weights": "float8_e4m3fn", "dtype": "float8_e4m3fn", "scales": "block", "activation_scales": "group"}
+INT8 = {"weights": "int8", "dtype": "int8"}
+COLUMNS = {**INT8, "scales": "group"}
+"""A scale for each column and group of k."""
+W4A8 = {**PACKED, "dtype": "int8", "activation_scales": "token"}
 PLAIN = {"block_m": 64, "consumers": 1, "stages": 4, "cluster_m": 1, "raster_group": 1, "split_k": 1, "pdl": 0, "workspace": 0}
 INT4 = {**PLAIN, "block_n": 8, "block_k": 64}
 SCALED = {**PLAIN, "block_n": 64, "partials": 2, "cluster_n": 1}
+UNPACKED = {**PLAIN, "block_n": 16, "partials": 2}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
+    "quantized": (PACKED, INT4),
+    "block_scaled": (FLOAT8, SCALED),
+    "quantized_int8": (W4A8, UNPACKED),
+}
+"""Attributes and parameters that the cases of a kind begin with."""
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
     "one row": ("quantized", {"m": 1, "n": 128, "k": 256}, {}),
@@ -187,12 +198,103 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Value]]] = {
         {"m": 132, "n": 112, "k": 1280, "epilogue": ("bias", "add")},
         {"block_m": 128, "consumers": 2, "block_n": 112, "split_k": 3, "pdl": 1, "prefetch": 12},
     ),
+    "int8": ("block_scaled", {**INT8, "m": 72, "n": 128, "k": 384}, {}),
+    "int8, odd sizes, bias and residual": (
+        "block_scaled",
+        {**INT8, "m": 131, "n": 333, "k": 512, "epilogue": ("bias", "add")},
+        {"block_m": 128, "block_n": 128, "consumers": 2, "stages": 3},
+    ),
+    "int8, a scale for each column and group": ("block_scaled", {**COLUMNS, "m": 72, "n": 128, "k": 384}, {}),
+    "int8, columns, one group, any number of rows, float16": (
+        "block_scaled",
+        {**COLUMNS, "m": 3, "n": 72, "k": 128, "out_dtype": "float16"},
+        {"block_n": 64, "stages": 3},
+    ),
+    "int8, columns, odd sizes, chains of k-tiles": (
+        "block_scaled",
+        {**COLUMNS, "m": 77, "n": 97, "k": 1280, "epilogue": ("bias", "relu")},
+        {"block_n": 96},
+    ),
+    "int8, columns, two MMA tiles, tiles of 112 columns, several tiles, multicast, staggered": (
+        "block_scaled",
+        {**COLUMNS, "m": 520, "n": 332, "k": 1152, "epilogue": ("bias", "add")},
+        {"block_m": 256, "block_n": 112, "consumers": 2, "stages": 3, "partials": 1, "cluster_n": 2, "kernel_schedule": "staggered"},
+    ),
+    "int8, columns, odd sizes, two MMA tiles, several tiles": (
+        "block_scaled",
+        {**COLUMNS, "m": 301, "n": 225, "k": 512},
+        {"block_m": 256, "block_n": 96, "consumers": 2, "stages": 3, "partials": 1},
+    ),
+    "int8, columns, three consumers, groups of 256": (
+        "block_scaled",
+        {**COLUMNS, "m": 200, "n": 192, "k": 768, "group": 256},
+        {"block_m": 192, "block_n": 128, "consumers": 3, "stages": 3, "partials": 1},
+    ),
+    "int8, columns, weights streamed, split-K in place of uneven shares": (
+        "block_scaled",
+        {**COLUMNS, "m": 64, "n": 224, "k": 1280},
+        {"block_n": 112, "split_k": 3, "stages": 9, "pdl": 1, "prefetch": 3, "l2_fetch": 256},
+    ),
+    "int8, columns, a scale for each token": (
+        "block_scaled",
+        {**COLUMNS, "m": 131, "n": 128, "k": 1024, "activation_scales": "token"},
+        {"block_m": 128, "consumers": 2, "block_n": 128, "stages": 3},
+    ),
+    "int8, blocks, tokens, two MMA tiles, workspace": (
+        "block_scaled",
+        {**INT8, "m": 132, "n": 256, "k": 1024, "activation_scales": "token"},
+        {"block_m": 256, "block_n": 64, "consumers": 2, "partials": 1, "split_k": 3, "workspace": 1, "stages": 3, "pdl": 1},
+    ),
+    "float8, a scale for each column and group, and for each token": (
+        "block_scaled",
+        {"m": 72, "n": 132, "k": 512, "scales": "group", "activation_scales": "token"},
+        {"block_m": 128, "block_n": 64, "consumers": 2},
+    ),
+    "int4 by int8, one row": ("quantized_int8", {"m": 1, "n": 128, "k": 128}, {"stages": 3}),
+    "int4 by int8, odd rows, chains of k-tiles, float16, bias and residual": (
+        "quantized_int8",
+        {"m": 37, "n": 208, "k": 1280, "out_dtype": "float16", "epilogue": ("bias", "add")},
+        {"block_m": 128, "block_n": 48, "consumers": 2},
+    ),
+    "int4 by int8, two MMA tiles, groups of 256, several tiles, multicast": (
+        "quantized_int8",
+        {"m": 301, "n": 528, "k": 768, "group": 256},
+        {"block_m": 256, "block_n": 64, "consumers": 2, "partials": 1, "cluster_m": 2, "pdl": 1},
+    ),
+    "int4 by int8, split-K in a cluster": (
+        "quantized_int8",
+        {"m": 16, "n": 256, "k": 1280},
+        {"block_m": 128, "consumers": 2, "split_k": 3},
+    ),
+    "int4 by int8, a scale for each column, two MMA tiles": (
+        "quantized_int8",
+        {"m": 70, "n": 272, "k": 1152, "scales": "column", "epilogue": ("bias",)},
+        {"block_m": 256, "block_n": 80, "consumers": 2, "partials": 1},
+    ),
+    "int4 by int8, a scale for each column, activations of groups": (
+        "quantized_int8",
+        {"m": 13, "n": 144, "k": 512, "scales": "column", "activation_scales": "group"},
+        {},
+    ),
+    "int8, a scale for each whole column, rows of groups": (
+        "block_scaled",
+        {**INT8, "m": 133, "n": 97, "k": 512, "scales": "column"},
+        {"block_m": 128, "block_n": 96, "consumers": 2},
+    ),
+    "int4 by int8, activations of groups, workspace": (
+        "quantized_int8",
+        {"m": 66, "n": 192, "k": 1024, "activation_scales": "group", "epilogue": ("bias", "relu")},
+        {"block_n": 80, "split_k": 3, "workspace": 1, "pdl": 1},
+    ),
     "float8, split-K": ("block_scaled", {"m": 64, "n": 128, "k": 1024}, {"split_k": 2, "block_n": 32}),
 }
 OF_EACH_KIND = (
     "bfloat16, zero points, groups of 32, two MMA tiles, split-K",
     "NVFP4, bias and residual, odd k-tiles",
     "float8, odd sizes, bias and residual",
+    "int4 by int8, odd rows, chains of k-tiles, float16, bias and residual",
+    "int8, columns, odd sizes, chains of k-tiles",
+    "int8, columns, a scale for each token",
 )
 SIZES = ((1, 4096, 4096), (16, 8192, 8192), (64, 512, 1024), (256, 8192, 8192), (4096, 4096, 4096))
 
@@ -203,14 +305,14 @@ def the_gpu(sm_count: int = SMS) -> Arch:
 
 
 def rule_of(kind: str, attrs: dict[str, Any]) -> Rule:
-    rule = load_rule(ROOT, "matmul_quantized").of(ROOT, {**(PACKED if kind == "quantized" else FLOAT8), **attrs})
+    rule = load_rule(ROOT, "matmul_quantized").of(ROOT, {**KINDS[kind][0], **attrs})
     assert not list(rule.problems())
     return rule
 
 
 def made(kind: str, attrs: dict[str, Any], params: dict[str, Value], arch: Arch | None = None) -> Any:
     template = load_module("templates", ROOT, f"wgmma_matmul_{kind}")
-    given = {**(INT4 if kind == "quantized" else SCALED), **params}
+    given = {**KINDS[kind][1], **params}
     return template.apply(canonical.lower(rule_of(kind, attrs)), given, arch or the_gpu())
 
 
@@ -237,6 +339,27 @@ def test_the_template_takes_every_candidate(kind: str, size: tuple[int, int, int
 @pytest.mark.parametrize("attrs", at({1}, [MXFP4 | {"m": 16}, NVFP4 | {"m": 300, "dtype": "bfloat16"}]), ids=["MXFP4", "NVFP4"])
 def test_the_template_takes_every_candidate_of_blocks(attrs: dict[str, Any]) -> None:
     takes_every_candidate("quantized", {"n": 4096, "k": 4096, **attrs})
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    at(
+        {0},
+        [{"m": 1024}, {"m": 64, "n": 8191}, {"m": 300, "k": 4224}, {"m": 4096, "activation_scales": "token"}, {"m": 1, "scales": "block"}],
+    ),
+    ids=str,
+)
+def test_the_template_takes_every_candidate_of_int8(attrs: dict[str, Any]) -> None:
+    takes_every_candidate("block_scaled", {**COLUMNS, "n": 8192, "k": 8192, **attrs})
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    at({0}, [{"m": 16}, {"m": 1}, {"m": 300, "n": 8208}, {"m": 1024, "activation_scales": "group"}, {"m": 64, "group": 256}]),
+    ids=str,
+)
+def test_the_template_takes_every_candidate_of_int4_by_int8(attrs: dict[str, Any]) -> None:
+    takes_every_candidate("quantized_int8", {"n": 8192, "k": 8192, **attrs})
 
 
 @pytest.mark.parametrize("m", at({0}, [1, 64, 128]))
@@ -277,8 +400,18 @@ def takes_every_candidate(kind: str, attrs: dict[str, Any]) -> None:
         ("quantized", {"m": 8, "n": 128, "k": 320, "group": 64}, {"block_k": 128}),  # no whole k-tiles
         ("quantized", {"m": 8, "n": 128, "k": 256}, {"block_k": 256}),
         ("quantized", {"m": 8, "n": 128, "k": 256}, {"stages": 20}),
-        ("block_scaled", {"m": 64, "n": 128, "k": 256, "activation_scales": "token"}, {}),
-        ("block_scaled", {"m": 64, "n": 128, "k": 256, "scales": "group"}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "activation_scales": "token", "scales": "column"}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "scales": "group", "group": 64}, {}),
+        ("block_scaled", {"m": 64, "n": 128, "k": 256, "weights": "int8"}, {}),
+        ("block_scaled", {**COLUMNS, "m": 64, "n": 128, "k": 256, "zero_points": True}, {}),
+        ("block_scaled", {**COLUMNS, "m": 64, "n": 112, "k": 256}, {"block_n": 56}),  # wgmma takes no 56 columns of int8
+        ("quantized_int8", {"m": 8, "n": 128, "k": 256, "group": 64}, {}),  # several scales in a k-tile
+        ("quantized_int8", {"m": 8, "n": 128, "k": 256, "scales": "tensor"}, {}),
+        ("quantized_int8", {"m": 8, "n": 128, "k": 256, "zero_points": True}, {}),  # 16 times the differences are no bytes
+        ("quantized_int8", {"m": 8, "n": 128, "k": 256, "layout": "rows"}, {}),
+        ("quantized_int8", {**NVFP4, "m": 8, "n": 128, "k": 256}, {}),
+        ("quantized_int8", {"m": 8, "n": 128, "k": 256, "dtype": "float8_e4m3fn"}, {}),
+        ("quantized_int8", {"m": 200, "n": 128, "k": 256}, {"block_n": 112}),  # too many registers
         ("block_scaled", {"m": 64, "n": 128, "k": 256, "weights": "float8_e5m2"}, {}),  # wgmma multiplies one kind by itself here
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 176, "partials": 1}),  # columns of three blocks
         ("block_scaled", {"m": 64, "n": 384, "k": 256}, {"block_n": 192}),  # too many registers
@@ -293,7 +426,7 @@ def test_does_not_apply(kind: str, attrs: dict[str, Any], params: dict[str, Valu
 
 def test_other_gpus_have_no_wgmma() -> None:
     arch = load_arch(ROOT, "a100-80gb")
-    for kind in ("quantized", "block_scaled"):
+    for kind in KINDS:
         attrs = {"m": 16, "n": 128, "k": 256}
         assert made(kind, attrs, {}, arch) is None
         space = iter_space(canonical.lower(rule_of(kind, attrs)))
@@ -302,11 +435,11 @@ def test_other_gpus_have_no_wgmma() -> None:
 
 def test_policies_leave_other_computations_alone() -> None:
     plain = iter_space(canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": 64, "n": 128, "k": 256, "dtype": "float16"})))
-    of_kind = {kind: iter_space(canonical.lower(rule_of(kind, {"m": 64, "n": 128, "k": 256}))) for kind in ("quantized", "block_scaled")}
+    of_kind = {kind: iter_space(canonical.lower(rule_of(kind, {"m": 64, "n": 128, "k": 256}))) for kind in KINDS}
     for kind in of_kind:
         propose = load_module("policies", ROOT, f"wgmma_matmul_{kind}").propose
         others = [plain, *(space for other, space in of_kind.items() if other != kind)]
-        assert [propose(space, the_gpu(), 8) for space in others] == [(), ()]
+        assert not any(propose(space, the_gpu(), 8) for space in others)
 
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
