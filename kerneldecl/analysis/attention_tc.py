@@ -16,7 +16,10 @@ from kerneldecl.model import Candidate, Gpu, dtype_bytes
 DTYPES = ("float16", "bfloat16")
 """Of Q, K and V. Not float32: 3xTF32 gives NaN where one operand is infinite, since the two TF32 parts of the other may differ in sign."""
 OUT_DTYPES = (*DTYPES, "float32")
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+POWER_BYTES = 2
+"""Bytes of a power that warps exchange."""
+_NO_SHARING = ("column_warps", 1)
 HEAD_MULTIPLE = 8
 """Elements of which head dimensions are multiples: those of the columns of one mma.sync."""
 OTHER_REGISTERS = 32
@@ -30,10 +33,12 @@ class Rows(NamedTuple):
     value_dim: int
     dtype: str
     out_dtype: str
+    column_warps: int = 1
+    """Warps that share columns of values and results."""
 
     @classmethod
-    def of(cls, sizes: AttentionSizes) -> Rows:
-        return cls(sizes.head_dim, sizes.value_dim, sizes.dtype, sizes.out_dtype)
+    def of(cls, sizes: AttentionSizes, column_warps: int = 1) -> Rows:
+        return cls(sizes.head_dim, sizes.value_dim, sizes.dtype, sizes.out_dtype, column_warps)
 
     @property
     def item_bytes(self) -> int:
@@ -49,8 +54,18 @@ class Rows(NamedTuple):
         return pitch(self.qk_bytes)
 
     @property
+    def warp_columns(self) -> int:
+        """Return the columns of values and results that a warp multiplies, with those of zeros that make all warps' as many."""
+        return -(-self.value_dim // (HEAD_MULTIPLE * self.column_warps)) * HEAD_MULTIPLE
+
+    @property
+    def value_columns(self) -> int:
+        """Return the columns of values in shared memory."""
+        return self.warp_columns * self.column_warps
+
+    @property
     def v_pitch(self) -> int:
-        return pitch(self.value_dim * self.item_bytes)
+        return pitch(self.value_columns * self.item_bytes)
 
     @property
     def out_bytes(self) -> int:
@@ -60,7 +75,7 @@ class Rows(NamedTuple):
     @property
     def q_pitch(self) -> int:
         """Return the bytes between rows of queries, where results go as well."""
-        return max(self.qk_pitch, pitch(self.out_bytes))
+        return max(self.qk_pitch, pitch(self.value_columns * dtype_bytes(self.out_dtype)))
 
 
 def pitch(row_bytes: int) -> int:
@@ -72,7 +87,7 @@ class AttentionTcParams(NamedTuple):
     """The parameters of `gpu_attention_tc`."""
 
     warps: int
-    """Warps of a CTA, each with rows of queries of its own."""
+    """Warps of a CTA, each with rows of queries of its own; with `column_warps`, groups of warps."""
     fragments: int
     """Fragments of 16 rows of queries that a warp has: what it reads of keys and values serves all of them."""
     block_n: int
@@ -86,6 +101,8 @@ class AttentionTcParams(NamedTuple):
     ctas_per_sm: int
     fma_powers: int
     """Powers of two, of each eight, that CUDA cores compute instead of the special-function units."""
+    column_warps: int = 1
+    """Warps that share rows of queries: each has scores of its own keys of a block, and results of its own columns."""
 
     @property
     def block_m(self) -> int:
@@ -97,25 +114,43 @@ class AttentionTcParams(NamedTuple):
 
     @property
     def threads(self) -> int:
-        return self.warps * WARP_LANES
+        return self.warps * self.column_warps * WARP_LANES
+
+    @property
+    def warp_keys(self) -> int:
+        """Return the keys of a block whose scores a warp has."""
+        return self.block_n // self.column_warps
 
     def registers(self, rows: Rows) -> int:
         """Return the registers of a thread that hold scores, results and queries, and powers of one fragment beside the scores of all."""
         queries = rows.qk_bytes // 8 if self.q_in_registers else 0
-        return self.fragments * (self.block_n // 2 + rows.value_dim // 2 + queries) + self.block_n // 4
+        return self.fragments * (self.warp_keys // 2 + rows.warp_columns // 2 + queries) + self.warp_keys // 4
+
+    @property
+    def power_pitch(self) -> int:
+        """Return the bytes between rows of powers that warps exchange."""
+        return pitch(self.block_n * POWER_BYTES)
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Return the shared memory in which warps exchange powers, and maxima or sums of rows."""
+        return self.block_m * (self.power_pitch + self.column_warps * 4) if self.column_warps > 1 else 0
 
     def smem_bytes(self, rows: Rows) -> int:
-        """Return the shared memory of a CTA: queries, which make room for results, and the stages of keys and values."""
-        return self.block_m * rows.q_pitch + self.stages * self.block_n * (rows.qk_pitch + rows.v_pitch)
+        """Return the shared memory of a CTA: queries, which make room for results, the stages of keys and values, and exchanges."""
+        return self.block_m * rows.q_pitch + self.stages * self.block_n * (rows.qk_pitch + rows.v_pitch) + self.exchanged_bytes
 
     def fits(self, rows: Rows, gpu: Gpu, *, has_bias: bool = False) -> bool:
         """Say whether a kernel with these parameters can be built for a GPU, without registers that spill."""
         smem_bytes = self.smem_bytes(rows)
-        warps = -(-self.warps * self.ctas_per_sm // SM_PARTITIONS)
+        warps = -(-self.warps * self.column_warps * self.ctas_per_sm // SM_PARTITIONS)
         shared = gpu.registers_per_sm // (SM_PARTITIONS * warps) // gpu.register_allocation_unit * gpu.register_allocation_unit
         registers = min(gpu.max_registers_per_thread, shared // WARP_LANES)
         return (
             self.warps >= 1
+            and self.column_warps >= 1
+            and rows.column_warps == self.column_warps
+            and (self.column_warps == 1 or self.block_n % (self.column_warps * HEAD_MULTIPLE) == 0)
             and self.threads <= gpu.max_threads_per_block
             and self.fragments in (1, 2)
             and self.block_n >= FRAGMENT
@@ -131,7 +166,8 @@ class AttentionTcParams(NamedTuple):
         )
 
     def candidate(self) -> Candidate:
-        return Candidate.of("gpu_attention_tc", self._asdict())
+        """Return the candidate; where warps share no rows it does not say so."""
+        return Candidate.of("gpu_attention_tc", {name: value for name, value in self._asdict().items() if (name, value) != _NO_SHARING})
 
 
 def takes(sizes: AttentionSizes, gpu: Gpu) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from kerneldecl.analysis import attention_tc, tensor_cores
 from kerneldecl.analysis.attention import AttentionSizes, attention_of
-from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
+from kerneldecl.analysis.attention_tc import POWER_BYTES, AttentionTcParams, Rows
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
@@ -26,6 +26,12 @@ HAS_TRACES = False
 WARPS = (4, 8, 2, 1)
 FRAGMENTS = (2, 1)
 BLOCK_N = (32, 48, 64, 80, 96, 112, 128, 160, 192)
+LARGEST_OF_A_WARP = 256
+"""Columns of values up to which no warps share rows."""
+COLUMN_WARPS = (4, 8, 2, 1)
+"""Warps that share rows of heads with more columns of values than one warp's registers hold results of."""
+SHARED_BLOCK_N = (16, 32, 48, 64, 96, 128)
+"""Keys of their blocks, of which each such warp takes a multiple of 8."""
 STAGES = (2, 1, 3)
 FMA_POWERS = (0, 1)
 MAX_CTAS_PER_SM = 8
@@ -42,6 +48,8 @@ BIAS_CYCLES = 6.0 / 128
 """Cycles for a score to which a mask is added: its load, conversion and addition. Slopes and caps take about as much."""
 BLOCK_CYCLES = 400.0
 """Cycles of a block in which its warps do nothing else: two barriers, the exchange of maxima, the first fragments."""
+EXCHANGE_CYCLES = 300.0
+"""Cycles of a block more where warps share rows, assumed: a third barrier, maxima and powers on their way through shared memory."""
 TILE_CYCLES = 2500.0
 """Cycles of a tile besides its blocks: its launch, first copies, last results and their store."""
 BLOCK_P_NORM = 2.4
@@ -70,19 +78,22 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if not attention_tc.takes(sizes, gpu):
         return (
             "tensor cores do not take its dtype (nor float32: infinities would become NaN), an argument has too many elements, or heads' "
-            "dimensions are no multiples of 8 up to 256"
+            f"dimensions are no multiples of 8 up to {attention_tc.MAX_HEAD_DIM}"
         )
     return ""
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
-    together, rows = heads_in_l2(sizes, gpu), Rows.of(sizes)
-    for warps, fragments, block_n, stages, fma in itertools.product(WARPS, FRAGMENTS, BLOCK_N, STAGES, FMA_POWERS):
-        if not is_worth_a_try(sizes, (warps * fragments - 1) * FRAGMENT, block_n, BLOCK_N, FRAGMENT):
+    together, shares_rows = heads_in_l2(sizes, gpu), sizes.value_dim > LARGEST_OF_A_WARP
+    # Where heads are large, powers are few beside products: special-function units compute them.
+    column_warps, blocks, powers = (COLUMN_WARPS, SHARED_BLOCK_N, (0,)) if shares_rows else ((1,), BLOCK_N, FMA_POWERS)
+    for columns, warps, fragments, block_n, stages, fma in itertools.product(column_warps, WARPS, FRAGMENTS, blocks, STAGES, powers):
+        if not is_worth_a_try(sizes, (warps * fragments - 1) * FRAGMENT, block_n, blocks, FRAGMENT):
             continue
+        rows = Rows.of(sizes, columns)
         for q_in_registers in (1, 0):
             residents = (
-                AttentionTcParams(warps, fragments, block_n, stages, q_in_registers, together, ctas, fma)
+                AttentionTcParams(warps, fragments, block_n, stages, q_in_registers, together, ctas, fma, columns)
                 for ctas in range(MAX_CTAS_PER_SM, 0, -1)
             )
             yield from itertools.islice((params for params in residents if params.fits(rows, gpu, has_bias=sizes.has_bias)), 1)
@@ -118,18 +129,20 @@ def _biases(sizes: AttentionSizes) -> int:
 def block_cycles(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu, resident: int) -> float:
     """Return the cycles in which so many CTAs on an SM each take a block of keys: they share its units."""
     scores = params.block_m * params.block_n
-    rows = Rows.of(sizes)
+    columns = params.column_warps
+    rows = Rows.of(sizes, columns)
     row_bytes = rows.qk_bytes + rows.value_dim * rows.item_bytes
     # Fewer warps than an SM has partitions leave some of its tensor cores idle.
-    idle = max(1.0, SM_PARTITIONS / params.warps)
+    idle = max(1.0, SM_PARTITIONS / (params.warps * columns))
     on_fma = params.fma_powers / 8
     softmax = scores * (SOFTMAX_CYCLES + (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES + _biases(sizes) * BIAS_CYCLES)
     products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.dtype, "float32")
     read = params.warps * params.block_n * row_bytes
-    read += 0 if params.q_in_registers else params.block_m * rows.qk_bytes
+    read += 0 if params.q_in_registers else columns * params.block_m * rows.qk_bytes
     written = params.block_n * row_bytes
+    read += columns * scores * POWER_BYTES if columns > 1 else 0
     smem = (read + written) / gpu.smem_bytes_per_clock_per_sm
-    waited = BLOCK_CYCLES + (LOAD_CYCLES if params.stages == 1 else 0.0) / 4
+    waited = BLOCK_CYCLES + (LOAD_CYCLES if params.stages == 1 else 0.0) / 4 + (EXCHANGE_CYCLES if columns > 1 else 0.0)
     alone = (products + softmax + smem / 4) * idle + waited
     busy = max(float(resident), idle)
     return p_norm(busy * products, busy * softmax, resident * smem, alone, exponent=BLOCK_P_NORM)

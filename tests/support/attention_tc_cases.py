@@ -54,4 +54,24 @@ ATTENTIONS: dict[str, Case] = {
     "packed, GQA": ({"layout": "packed", "heads": 4, "kv_heads": 2, "queries": 65, "keys": 65}, {"q_in_registers": 1}),
     "results of float32": ({"out_dtype": "float32", "head_dim": 40}, {}),
     "results of bfloat16": ({"out_dtype": "bfloat16"}, {}),
+    "head of 512": (
+        {"head_dim": 512, "heads": 1, "queries": 33, "keys": 70},
+        {"warps": 1, "fragments": 2, "column_warps": 4, "block_n": 64, "stages": 1},
+    ),
+    "head of 384, causal, GQA, bfloat16": (
+        {"head_dim": 384, "heads": 2, "kv_heads": 1, "queries": 37, "keys": 45, "causal": True, "dtype": "bfloat16"},
+        {"column_warps": 4, "stages": 1, "q_in_registers": 1},
+    ),
+    "head of 320, mask": ({"head_dim": 320, "heads": 1, "queries": 18, "keys": 50, "mask": True}, {"column_warps": 2, "warps": 1}),
+    "head of 264, of which 72 columns a warp": ({"head_dim": 264, "heads": 1, "queries": 17, "keys": 33}, {"column_warps": 4, "warps": 1}),
+    "shared rows, causal window, logsumexp": (
+        {"causal": True, "window": 40, "queries": 150, "keys": 150, "logsumexp": True},
+        {"column_warps": 3, "block_n": 48, "fragments": 2, "stages": 3},
+    ),
+    "shared rows, values of 40, results of float32": (
+        {"head_dim": 96, "value_dim": 40, "out_dtype": "float32", "queries": 70},
+        {"column_warps": 2, "stages": 2},
+    ),
+    "shared rows, slopes, softcap": ({"alibi": True, "softcap": 3.0, "heads": 3}, {"column_warps": 2, "block_n": 64}),
+    "shared rows, more queries than keys": ({"causal": True, "queries": 129, "keys": 65}, {"column_warps": 4}),
 }

@@ -30,6 +30,16 @@ class AttentionTcKernel(FusedAttention):
     def heads_together(self) -> int:
         return min(self.params.heads_together, self.all_heads)
 
+    # ---- registers of a thread, for each of its fragments of rows
+
+    @property
+    def scores(self) -> int:
+        return self.params.warp_keys // 2
+
+    @property
+    def results(self) -> int:
+        return self.rows.warp_columns // 2
+
     # ---- instructions
 
     @property
@@ -46,7 +56,7 @@ class AttentionTcKernel(FusedAttention):
 
     @property
     def rows(self) -> Rows:
-        return Rows.of(self.spec.sizes)
+        return Rows.of(self.spec.sizes, self.params.column_warps)
 
     @property
     def piece(self) -> int:
@@ -59,7 +69,13 @@ class AttentionTcKernel(FusedAttention):
 
     @property
     def v_pieces(self) -> int:
-        return self.spec.value_dim // self.piece
+        """Return the pieces of a row of values in shared memory."""
+        return self.rows.value_columns // self.piece
+
+    @property
+    def warp_pieces(self) -> int:
+        """Return the pieces of a row of values that a warp multiplies."""
+        return self.rows.warp_columns // self.piece
 
     @property
     def out_pieces(self) -> int:

@@ -54,6 +54,10 @@ class Smem(NamedTuple):
     """Queries, and at the end results."""
     k: Any
     v: Any
+    powers: Any = None
+    """Powers of a block, of 16 bits, which warps that share rows exchange."""
+    rows: Any = None
+    """Maxima of rows of a block, or sums, of each such warp: [group of warps, warp, row]."""
 
 
 class Warp(NamedTuple):
@@ -71,6 +75,30 @@ class Warp(NamedTuple):
         return self.warp * WARP_LANES + self.lane
 
     @property
+    def shares_rows(self) -> bool:
+        return self.kernel.params.column_warps > 1
+
+    @property
+    def group(self) -> Any:
+        """Return which of the CTA's warps' rows it has."""
+        return self.warp // self.kernel.params.column_warps if self.shares_rows else self.warp
+
+    @property
+    def column(self) -> Any:
+        """Return which of the warps with the same rows it is."""
+        return self.warp % self.kernel.params.column_warps if self.shares_rows else 0
+
+    @property
+    def group_lane(self) -> Any:
+        """Return which of the threads of the warps with the same rows it is."""
+        return self.column * WARP_LANES + self.lane if self.shares_rows else self.lane
+
+    @property
+    def smem_row(self) -> Any:
+        """Return the first of its rows in shared memory."""
+        return self.group * self.kernel.params.warp_rows
+
+    @property
     def kv_head(self) -> Any:
         return self.tile.head // self.kernel.spec.group
 
@@ -84,12 +112,12 @@ class Warp(NamedTuple):
         return (
             Copy(q, 0, spec.queries, kernel.qk_pieces, real),
             Copy(k, first_of_k, spec.keys, kernel.qk_pieces, real),
-            Copy(v, first_of_v, spec.keys, kernel.v_pieces, kernel.v_pieces),
+            Copy(v, first_of_v, spec.keys, kernel.v_pieces, spec.value_dim // kernel.piece),
         )
 
     def first_row(self, number: int) -> Any:
         """Return the first of the rows of a fragment."""
-        return self.tile.row + self.warp * self.kernel.params.warp_rows + number * FRAGMENT
+        return self.tile.row + self.smem_row + number * FRAGMENT
 
 
 @T.meta_class

@@ -115,7 +115,7 @@ def highest_of(one: Any, other: Any) -> Any:
 
 
 @T.inline
-def _find_highest(softmax):
+def find_highest(softmax):
     """Find the rows' maxima of a block's scores, which all threads of a row know then."""
     scores, partial = T.meta_var((softmax.scores, softmax.partial))
     for i in T.unroll(4):
@@ -159,7 +159,7 @@ def first_softmax(softmax, rows, block, is_masked):
     """Turn the scores of the first block into powers, and add them up."""
     total = T.meta_var(softmax.total)
     prepare(softmax, rows, block, is_masked)
-    _find_highest(softmax)
+    find_highest(softmax)
     for r in T.unroll(2):
         softmax.reference[r] = softmax.partial[r]
     _raise(softmax)
@@ -170,13 +170,12 @@ def first_softmax(softmax, rows, block, is_masked):
 
 
 @T.inline
-def take_scores(softmax):
-    """Turn scores into powers, and add them up.
+def take_powers(softmax):
+    """Turn scores into powers, and add them up; `partial` begins with the rows' maxima.
 
     Where a maximum has grown far, the warp's references become its maxima, and what came before shrinks.
     """
     kernel, reference, partial, total = T.meta_var((softmax.kernel, softmax.reference, softmax.partial, softmax.total))
-    _find_highest(softmax)
     grows = T.meta_var(T.Not(T.And(softmax.is_near(0), softmax.is_near(1))))
     softmax.grows[0] = T.cuda.any_sync(T.uint32(ALL_LANES), T.cast(grows, "int32"))
     if softmax.grows[0] != 0:
@@ -189,6 +188,13 @@ def take_scores(softmax):
     _raise(softmax)
     for i in T.unroll(kernel.scores):
         total[i % 4] = total[i % 4] + softmax.scores[i]
+
+
+@T.inline
+def take_scores(softmax):
+    """Turn scores into powers, and add them up, by the maxima that the warp finds."""
+    find_highest(softmax)
+    take_powers(softmax)
 
 
 @T.inline
