@@ -8,17 +8,20 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from kerneldecl.analysis.attention import BIAS_REGISTERS, MAX_OFFSET, AttentionSizes
+from kerneldecl.analysis.attention import BIAS_REGISTERS, FLOAT8, MAX_OFFSET, AttentionSizes
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 
-DTYPES = ("float16", "bfloat16")
-"""Of Q, K and V. Not float32: 3xTF32 gives NaN where one operand is infinite, since the two TF32 parts of the other may differ in sign."""
-OUT_DTYPES = (*DTYPES, "float32")
+OPERANDS = {"float16": "float16", "bfloat16": "bfloat16", FLOAT8: "float16"}
+"""What Q, K and V are multiplied in. Not float32: 3xTF32 gives NaN where one operand is infinite, since the two TF32 parts of the other may
+differ in sign."""
+OUT_DTYPES = ("float16", "bfloat16", "float32")
 MAX_HEAD_DIM = 512
 POWER_BYTES = 2
 """Bytes of a power that warps exchange."""
+FLOAT8_PIECE_WORDS = 2
+"""Words of float8 that become one vector in shared memory."""
 _NO_SHARING = ("column_warps", 1)
 HEAD_MULTIPLE = 8
 """Elements of which head dimensions are multiples: those of the columns of one mma.sync."""
@@ -32,13 +35,17 @@ class Rows(NamedTuple):
     head_dim: int
     value_dim: int
     dtype: str
+    """What Q, K and V are multiplied in."""
     out_dtype: str
     column_warps: int = 1
     """Warps that share columns of values and results."""
+    is_float8: bool = False
+    """Whether Q, K and V are of float8, which goes through registers to shared memory."""
 
     @classmethod
     def of(cls, sizes: AttentionSizes, column_warps: int = 1) -> Rows:
-        return cls(sizes.head_dim, sizes.value_dim, sizes.dtype, sizes.out_dtype, column_warps)
+        dtype = OPERANDS[sizes.dtype]
+        return cls(sizes.head_dim, sizes.value_dim, dtype, sizes.out_dtype, column_warps, sizes.dtype == FLOAT8)
 
     @property
     def item_bytes(self) -> int:
@@ -52,6 +59,11 @@ class Rows(NamedTuple):
     @property
     def qk_pitch(self) -> int:
         return pitch(self.qk_bytes)
+
+    @property
+    def most_pieces(self) -> int:
+        """Return the vectors of a row of keys or values in shared memory, of which a thread copies one at a time."""
+        return max(self.qk_bytes, self.value_columns * self.item_bytes) // VECTOR_BYTES
 
     @property
     def warp_columns(self) -> int:
@@ -124,7 +136,12 @@ class AttentionTcParams(NamedTuple):
     def registers(self, rows: Rows) -> int:
         """Return the registers of a thread that hold scores, results and queries, and powers of one fragment beside the scores of all."""
         queries = rows.qk_bytes // 8 if self.q_in_registers else 0
-        return self.fragments * (self.warp_keys // 2 + rows.warp_columns // 2 + queries) + self.warp_keys // 4
+        staged = self.staged_words(self.block_n, rows.most_pieces) if rows.is_float8 else 0
+        return self.fragments * (self.warp_keys // 2 + rows.warp_columns // 2 + queries) + self.warp_keys // 4 + staged
+
+    def staged_words(self, count: int, pieces: int) -> int:
+        """Return the registers in which a thread holds its part of so many rows of float8, each of so many pieces."""
+        return -(-count // max(1, self.threads // pieces)) * FLOAT8_PIECE_WORDS
 
     @property
     def power_pitch(self) -> int:
@@ -156,6 +173,8 @@ class AttentionTcParams(NamedTuple):
             and self.block_n >= FRAGMENT
             and self.block_n % FRAGMENT == 0
             and self.stages >= 1
+            and (self.stages == 1 or not rows.is_float8)
+            and rows.most_pieces <= self.threads
             and self.q_in_registers in (0, 1)
             and self.heads_together >= 1
             and self.ctas_per_sm >= 1
@@ -173,9 +192,9 @@ class AttentionTcParams(NamedTuple):
 def takes(sizes: AttentionSizes, gpu: Gpu) -> bool:
     """Say whether the kernel on mma.sync computes such an attention on a GPU."""
     return (
-        sizes.dtype in DTYPES
+        sizes.dtype in OPERANDS
         and sizes.out_dtype in OUT_DTYPES
-        and gpu.tensor_rate(sizes.dtype) > 0
+        and gpu.tensor_rate(OPERANDS[sizes.dtype]) > 0
         and max(_elements(sizes)) < MAX_OFFSET
         and all(columns % HEAD_MULTIPLE == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
     )

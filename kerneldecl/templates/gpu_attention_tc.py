@@ -10,7 +10,7 @@ Parameters:
   fragments       1 or 2 fragments of 16 rows of queries; two read each block of keys and values half as often
   block_n         keys of a block: a multiple of 16
   stages          1 or more blocks of keys, and as many of values, in shared memory; with 1 values arrive while scores are multiplied, and
-                  keys during the rest
+                  keys during the rest. Float8 takes 1: it waits in registers, and becomes float16 on its way to shared memory
   q_in_registers  1 has threads hold their rows of queries in registers, 0 has them read these from shared memory for each block
   heads_together  heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2
   ctas_per_sm     CTAs that share an SM
@@ -35,6 +35,7 @@ from collections.abc import Mapping
 from tvm import IRModule, tirx
 
 from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows, takes
+from kerneldecl.analysis.gpu_limits import FIRST_FLOAT8_CAPABILITY
 from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.compiler.attention import read_attention
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
@@ -57,4 +58,4 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if not attention.fits(Rows.of(spec.sizes, attention.column_warps), gpu, has_bias=spec.sizes.has_bias):
         return None
     arguments = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments}
-    return build(AttentionTcKernel(arguments, spec, attention, supports_pdl(gpu)))
+    return build(AttentionTcKernel(arguments, spec, attention, supports_pdl(gpu), gpu.compute_capability >= FIRST_FLOAT8_CAPABILITY))

@@ -6,7 +6,7 @@ Knows nothing of how they are run. A case is a line: attributes and parameters t
 from __future__ import annotations
 
 from kerneldecl.model import Value
-from support.attention_cases import Case
+from support.attention_cases import FLOAT8, Case
 
 PLAIN: dict[str, Value] = {
     "warps": 2,
@@ -73,5 +73,22 @@ ATTENTIONS: dict[str, Case] = {
         {"column_warps": 2, "stages": 2},
     ),
     "shared rows, slopes, softcap": ({"alibi": True, "softcap": 3.0, "heads": 3}, {"column_warps": 2, "block_n": 64}),
+    "float8, head of 40, causal": ({**FLOAT8, "head_dim": 40, "causal": True, "queries": 70, "keys": 97}, {"stages": 1}),
+    "float8, head of 64, GQA, bshd": (
+        {**FLOAT8, "layout": "bshd", "heads": 4, "kv_heads": 2, "queries": 33, "keys": 65, "out_dtype": "float16", "logsumexp": True},
+        {"stages": 1, "fragments": 2, "q_in_registers": 1, "block_n": 64},
+    ),
+    "float8, packed": (
+        {**FLOAT8, "layout": "packed", "keys": 0, "queries": 70, "heads": 4, "kv_heads": 2, "causal": True, "window": 30},
+        {"stages": 1, "warps": 3},
+    ),
+    "float8, biased, values of 72": (
+        {**FLOAT8, "mask": True, "mask_axes": "bqk", "alibi": True, "softcap": 2.0, "head_dim": 56, "value_dim": 72},
+        {"stages": 1, "block_n": 48},
+    ),
+    "float8, head of 320": (
+        {**FLOAT8, "head_dim": 320, "heads": 1, "queries": 17, "keys": 40},
+        {"stages": 1, "column_warps": 4, "warps": 1},
+    ),
     "shared rows, more queries than keys": ({"causal": True, "queries": 129, "keys": 65}, {"column_warps": 4}),
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
-from kerneldecl.templates.shared.fused_attention import FusedAttention
+from kerneldecl.templates.shared.fused_attention import FusedAttention, narrow
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,12 @@ class AttentionTcKernel(FusedAttention):
 
     params: AttentionTcParams
     has_pdl: bool
+    converts_float8: bool
+    """Whether the GPU has an instruction that converts float8."""
+
+    @property
+    def is_float8(self) -> bool:
+        return self.rows.is_float8
 
     # ---- tiles
 
@@ -44,8 +50,12 @@ class AttentionTcKernel(FusedAttention):
 
     @property
     def mma(self) -> str:
-        kind = PTX_TYPES[self.spec.dtype]
+        kind = PTX_TYPES[self.rows.dtype]
         return f"mma.sync.aligned.m16n8k{K_BYTES // self.rows.item_bytes}.row.col.f32.{kind}.{kind}.f32"
+
+    @property
+    def narrow(self) -> str:
+        return narrow(self.rows.dtype)
 
     @property
     def score_steps(self) -> int:
@@ -60,7 +70,7 @@ class AttentionTcKernel(FusedAttention):
 
     @property
     def piece(self) -> int:
-        """Return the elements that one cp.async copies."""
+        """Return the elements that lie in one vector of shared memory, and are copied together."""
         return VECTOR_BYTES // self.rows.item_bytes
 
     @property

@@ -16,7 +16,7 @@ from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.gpu.attention_exchange import take_maxima, take_sums, tell_maxima, tell_powers, tell_sums
 from kerneldecl.templates.gpu.attention_products import add_results, compute_scores, hold_queries
-from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows
+from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows, store_rows
 from kerneldecl.templates.hopper.attention_bias import Rows, prepare
 from kerneldecl.templates.hopper.attention_softmax import (
     Softmax,
@@ -24,11 +24,13 @@ from kerneldecl.templates.hopper.attention_softmax import (
     find_highest,
     finish_rows,
     invert_sums,
+    load_scales,
     next_softmax,
     rescale,
+    scale_results,
     store_sums,
     take_powers,
-    to_operand,
+    to_halves,
 )
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.shared.fused_attention import narrow
@@ -52,7 +54,7 @@ def _take_scores(warp: Warp, block: Any) -> None:
     for number, (softmax, results, operand, _) in enumerate(warp.fragments):
         next_softmax(softmax, Rows(kernel, warp.tile, warp.first_row(number), (0, warp.lane)), block, is_masked)
         rescale(softmax, results, kernel.results)
-        to_operand(softmax, operand)
+        to_halves(softmax, operand)
 
 
 def _tell_maxima(warp: Warp, block: Any) -> None:
@@ -72,7 +74,7 @@ def _tell_powers(warp: Warp) -> None:
     for softmax, results, operand, _ in warp.fragments:
         take_powers(softmax)
         rescale(softmax, results, warp.kernel.results)
-        to_operand(softmax, operand)
+        to_halves(softmax, operand)
     tell_powers(warp)
 
 
@@ -90,6 +92,8 @@ def _take_block(warp, matrices, slot, number):
     load_rows(warp, values, warp.smem.v, before, number + (stages - 1), stages == 1)
     T.ptx.cp.async_.commit_group()
     compute_scores(warp, now, matrices)
+    if warp.kernel.is_float8:
+        store_rows(warp, values, warp.smem.v, number)
     if warp.shares_rows:
         _tell_maxima(warp, block)
     T.ptx.cp.async_.wait_group(2 * (stages - 1))
@@ -102,6 +106,8 @@ def _take_block(warp, matrices, slot, number):
     else:
         _take_scores(warp, block)
     add_results(warp, now, matrices)
+    if warp.kernel.is_float8:
+        store_rows(warp, keys, warp.smem.k, number + 1)
     if stages > 1:
         slot[0] = T.Select(slot[0] == stages - 1, 0, slot[0] + 1)
 
@@ -133,6 +139,8 @@ def _round_results(warp: Warp, packed: Any) -> None:
     for number, (softmax, results, _, _) in enumerate(warp.fragments):
         if not warp.shares_rows:
             finish_rows(softmax)
+        if kernel.is_float8:
+            scale_results(softmax)
         for i in range(0, kernel.results, 2):
             half = i % 4 // 2
             row = warp.smem_row + number * FRAGMENT + warp.lane // 4 + half * 8
@@ -199,7 +207,7 @@ def _store_results(warp):
                 words[first + w] = warp.smem.q[at, piece * WORDS + w]
 
 
-def _fragment(kernel: AttentionTcKernel) -> Fragment:
+def _fragment(kernel: AttentionTcKernel, scales: Any) -> Fragment:
     """Return the registers of a fragment of rows."""
     scores, results = T.alloc_local((kernel.scores,), "float32"), T.alloc_local((kernel.results,), "float32")
     # Where powers are exchanged, what multiplies values goes there as well.
@@ -207,12 +215,19 @@ def _fragment(kernel: AttentionTcKernel) -> Fragment:
     queries = T.alloc_local((4 * (kernel.score_steps if kernel.params.q_in_registers else 1),), "uint32")
     reference, factor = T.alloc_local((2,), "float32"), T.alloc_local((2,), "float32")
     total, partial = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
-    softmax = Softmax(kernel, scores, reference, total, factor, partial, T.alloc_local((1,), "int32"))
+    softmax = Softmax(kernel, scores, reference, total, factor, partial, T.alloc_local((1,), "int32"), scales)
     return Fragment(softmax, results, operand, queries)
 
 
 def _fragments(kernel: AttentionTcKernel) -> tuple[Fragment, ...]:
-    return tuple(_fragment(kernel) for _ in range(kernel.params.fragments))
+    scales = T.alloc_local((3,), "float32") if kernel.is_float8 else None
+    return tuple(_fragment(kernel, scales) for _ in range(kernel.params.fragments))
+
+
+def _staged(kernel: AttentionTcKernel) -> Any:
+    """Return the registers in which a thread holds its part of a block of keys or values of float8."""
+    count = kernel.params.staged_words(kernel.params.block_n, kernel.rows.most_pieces)
+    return T.alloc_local((count,), "uint32") if kernel.is_float8 else None
 
 
 def _exchanged(kernel: AttentionTcKernel, pool: Any) -> tuple[Any, ...]:
@@ -235,11 +250,13 @@ def _run(kernel, block, warp_id, lane):
     pool.commit()
     tile = Tile(kernel, block)
     fragments = T.meta_var(_fragments(kernel))
-    warp = T.meta_var(Warp(kernel, Smem(queries, keys, values, *exchanged), warp_id, lane, tile, fragments))
+    warp = T.meta_var(Warp(kernel, Smem(queries, keys, values, *exchanged), warp_id, lane, tile, fragments, _staged(kernel)))
     if kernel.has_pdl:
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
         T.ptx.griddepcontrol.wait()
+    if kernel.is_float8:
+        load_scales(fragments[0].softmax)
     _go_through_blocks(warp)
     _store_results(warp)
 

@@ -234,6 +234,14 @@ def rescale(softmax, results, count):
 
 
 @T.inline
+def to_halves(softmax, operand):
+    """Round powers to 16 bits in operand A, whose elements threads hold where they hold the scores."""
+    kernel, scores = T.meta_var((softmax.kernel, softmax.scores))
+    for i in T.unroll(kernel.scores // 2):
+        T.ptx[kernel.narrow](operand[i], scores[i * 2 + 1], scores[i * 2])
+
+
+@T.inline
 def to_operand(softmax, operand):
     """Round powers to wgmma's operand A, whose elements threads hold where they hold the scores.
 
@@ -242,8 +250,7 @@ def to_operand(softmax, operand):
     """
     kernel, scores = T.meta_var((softmax.kernel, softmax.scores))
     if softmax.scales is None:
-        for i in T.unroll(kernel.scores // 2):
-            T.ptx[kernel.narrow](operand[i], scores[i * 2 + 1], scores[i * 2])
+        to_halves(softmax, operand)
     else:
         for i in T.unroll(kernel.scores // 4):
             first = T.meta_var(i // 2 * 8 + i % 2 * 2)

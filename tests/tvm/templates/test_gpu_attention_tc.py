@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from emulation import EmulationError
 from support import emulated_attention
+from support.attention_cases import FLOAT8
 from support.attention_tc_cases import ATTENTIONS, ONE, PLAIN
 from support.compilers import compiled_cubin, needs_nvcc
 from support.emulated_attention import error, flawed, growing_scores, rule_of
@@ -20,6 +21,7 @@ import kerneldecl
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.model import Arch
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.policies import gpu_attention_tc as policy
 from kerneldecl.templates import gpu_attention_tc
@@ -36,16 +38,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mask": LLAMA | {"mask": True, "causal": False},
     "one query": LLAMA | {"queries": 1},
     "head of 512": {"heads": 1, "queries": 4096, "keys": 4096, "head_dim": 512},
+    "float8": {**FLOAT8, "batch": 2, "heads": 12, "queries": 1024, "keys": 1024, "head_dim": 40, "causal": True},
     "head of 320 with a mask": LLAMA | {"head_dim": 320, "mask": True, "causal": False},
 }
 
 
-def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], seed: int = 1) -> list[Any]:
-    return emulated_attention.results(gpu_attention_tc, attrs, PLAIN | params, H200, inputs, seed)
+def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], seed: int = 1, arch: Arch = H200) -> list[Any]:
+    return emulated_attention.results(gpu_attention_tc, attrs, PLAIN | params, arch, inputs, seed)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("causal window", "head of 384, causal, GQA, bfloat16"), ATTENTIONS))
+@pytest.mark.parametrize("name", only(("causal window", "head of 384, causal, GQA, bfloat16", "float8, packed"), ATTENTIONS))
 def test_right_results(name: str) -> None:
     attrs, params = ATTENTIONS[name]
     inputs = rule_of(attrs).inputs(np.random.default_rng(0))
@@ -70,6 +73,27 @@ def test_rows_that_see_no_key_are_zero() -> None:
     [got] = results(attrs, {}, [*inputs, mask])
     assert (got[:, :, :7] == 0).all()
     assert error(attrs, [*inputs, mask], [got]) <= 1
+
+
+@needs_nvcc
+@pytest.mark.parametrize("scales", only(((-0.5, 1.5, 1.0),), [((-0.5, 1.5, 1.0),), ((0.0, 1.0, -2.0),), ((1.0, np.nan, 1.0),)]))
+def test_float8_has_scales_of_any_kind(scales: tuple[float, ...]) -> None:
+    attrs = {**FLOAT8, "queries": 40, "keys": 70, "heads": 1, "head_dim": 40, "causal": True}
+    q, k, v, *_ = rule_of(attrs).inputs(np.random.default_rng(0))
+    inputs = [q, k, v, *(np.array([scale], "float32") for scale in scales)]
+    assert error(attrs, inputs, results(attrs, {"stages": 1}, inputs)) <= 1
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", only(("a100-80gb",), ("a100-80gb", "rtx-4090")))
+def test_every_float8_becomes_what_it_is(arch: str) -> None:
+    """The one key's value is the result: all codes, NaN of either sign among them."""
+    attrs = {**FLOAT8, "queries": 1, "keys": 1, "heads": 1, "batch": 1, "head_dim": 8, "value_dim": 256, "out_dtype": "float32"}
+    q, k, v, *scales = rule_of(attrs).inputs(np.random.default_rng(0))
+    v.reshape(-1).view("uint8")[:] = np.arange(256)
+    scales[2][:] = 1
+    (got,) = results(attrs, {"stages": 1}, [q, k, v, *scales], arch=load_arch(ROOT, arch))
+    assert np.array_equal(got, v.astype("float32"), equal_nan=True)
 
 
 @needs_nvcc
@@ -106,7 +130,8 @@ def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
     ("attrs", "params"),
     [
         ({"dtype": "float32"}, {}),
-        ({"dtype": "float8_e4m3fn"}, {}),
+        ({"dtype": "float8_e4m3fn"}, {"stages": 2}),
+        ({"dtype": "float8_e4m3fn", "head_dim": 44}, {"stages": 1}),
         ({"head_dim": 68}, {}),
         ({"head_dim": 520}, {"column_warps": 4}),
         ({"head_dim": 512}, {}),
