@@ -22,7 +22,6 @@ POWER_BYTES = 2
 """Bytes of a power that warps exchange."""
 FLOAT8_PIECE_WORDS = 2
 """Words of float8 that become one vector in shared memory."""
-_NO_SHARING = ("column_warps", 1)
 HEAD_MULTIPLE = 8
 """Elements of which head dimensions are multiples: those of the columns of one mma.sync."""
 OTHER_REGISTERS = 32
@@ -115,6 +114,8 @@ class AttentionTcParams(NamedTuple):
     """Powers of two, of each eight, that CUDA cores compute instead of the special-function units."""
     column_warps: int = 1
     """Warps that share rows of queries: each has scores of its own keys of a block, and results of its own columns."""
+    split_k: int = 1
+    """Parts of the keys, each of another CTA; a second kernel combines their results."""
 
     @property
     def block_m(self) -> int:
@@ -166,6 +167,7 @@ class AttentionTcParams(NamedTuple):
         return (
             self.warps >= 1
             and self.column_warps >= 1
+            and self.split_k >= 1
             and rows.column_warps == self.column_warps
             and (self.column_warps == 1 or self.block_n % (self.column_warps * HEAD_MULTIPLE) == 0)
             and self.threads <= gpu.max_threads_per_block
@@ -185,8 +187,9 @@ class AttentionTcParams(NamedTuple):
         )
 
     def candidate(self) -> Candidate:
-        """Return the candidate; where warps share no rows it does not say so."""
-        return Candidate.of("gpu_attention_tc", {name: value for name, value in self._asdict().items() if (name, value) != _NO_SHARING})
+        """Return the candidate; it does not name parameters that divide nothing."""
+        left_out = {name for name in ("column_warps", "split_k") if getattr(self, name) == 1}
+        return Candidate.of("gpu_attention_tc", {name: value for name, value in self._asdict().items() if name not in left_out})
 
 
 def takes(sizes: AttentionSizes, gpu: Gpu) -> bool:

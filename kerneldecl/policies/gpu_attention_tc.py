@@ -14,7 +14,7 @@ from kerneldecl.analysis.attention_tc import POWER_BYTES, AttentionTcParams, Row
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.attention_tiles import heads_in_l2, is_worth_a_try, keys_of_tiles
+from kerneldecl.policies.gpu.attention_tiles import L2_SHARE, heads_in_l2, is_worth_a_try, keys_of_tiles
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle, start_secs
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
@@ -32,6 +32,7 @@ COLUMN_WARPS = (4, 8, 2, 1)
 """Warps that share rows of heads with more columns of values than one warp's registers hold results of."""
 SHARED_BLOCK_N = (16, 32, 48, 64, 96, 128)
 """Keys of their blocks, of which each such warp takes a multiple of 8."""
+SPLIT_K = (1, 2, 3, 4, 6, 8)
 STAGES = (2, 1, 3)
 FMA_POWERS = (0, 1)
 MAX_CTAS_PER_SM = 8
@@ -64,7 +65,9 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     if sizes is None or why_not(space, arch):
         return ()
     gpu = arch.the_gpu
-    found = (Estimate(params, secs(sizes, params, gpu), (params.block_m, params.block_n)) for params in _choices(sizes, gpu))
+    found = (
+        Estimate(params, secs(sizes, params, gpu), (params.block_m, params.block_n, params.split_k)) for params in _choices(sizes, gpu)
+    )
     return tuple(itertools.islice(best_first(found, SAME_TILE), top_k))
 
 
@@ -87,6 +90,8 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
     together, shares_rows = heads_in_l2(sizes, gpu), sizes.value_dim > LARGEST_OF_A_WARP
     # Where heads are large, powers are few beside products: special-function units compute them.
     column_warps, blocks, powers = (COLUMN_WARPS, SHARED_BLOCK_N, (0,)) if shares_rows else ((1,), BLOCK_N, FMA_POWERS)
+    # Of these a CTA has few rows, unless their keys are divided.
+    splits = SPLIT_K if shares_rows else (1,)
     for columns, warps, fragments, block_n, stages, fma in itertools.product(column_warps, WARPS, FRAGMENTS, blocks, STAGES, powers):
         if not is_worth_a_try(sizes, (warps * fragments - 1) * FRAGMENT, block_n, blocks, FRAGMENT):
             continue
@@ -96,13 +101,14 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
                 AttentionTcParams(warps, fragments, block_n, stages, q_in_registers, together, ctas, fma, columns)
                 for ctas in range(MAX_CTAS_PER_SM, 0, -1)
             )
-            yield from itertools.islice((params for params in residents if params.fits(rows, gpu, has_bias=sizes.has_bias)), 1)
+            for params in itertools.islice((params for params in residents if params.fits(rows, gpu, has_bias=sizes.has_bias)), 1):
+                yield from (params._replace(split_k=parts) for parts in splits if parts * block_n < sizes.keys + block_n)
 
 
 def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
     """Return the predicted time of a kernel: the busiest SM's tiles, L2 and DRAM."""
     blocks = _blocks(sizes, params)
-    tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
+    tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads * params.split_k
     per_sm = -(-tiles // gpu.sm_count)
     resident = min(params.ctas_per_sm, per_sm)
     mean = sum(blocks) / len(blocks)
@@ -113,12 +119,26 @@ def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
     sm_secs = cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     l2_bytes = mean * tiles * params.block_n * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
     dram_secs = sizes.arguments_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE)
-    return p_norm(sm_secs, l2_bytes / gpu.l2_bytes_per_s, dram_secs, exponent=KERNEL_P_NORM) + start_secs(gpu)
+    return (
+        p_norm(sm_secs, l2_bytes / gpu.l2_bytes_per_s, dram_secs, exponent=KERNEL_P_NORM)
+        + start_secs(gpu)
+        + _combine_secs(sizes, params, gpu)
+    )
+
+
+def _combine_secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
+    """Return the time in which parts of the keys leave their results, and a second kernel combines them."""
+    if params.split_k == 1:
+        return 0.0
+    parts_bytes = 4 * params.split_k * sizes.batch * sizes.heads * sizes.queries * sizes.value_dim
+    bytes_per_s = gpu.l2_bytes_per_s if parts_bytes < gpu.l2_bytes * L2_SHARE else gpu.dram_bytes_per_s * DRAM_SHARE
+    return 2 * parts_bytes / bytes_per_s + start_secs(gpu)
 
 
 def _blocks(sizes: AttentionSizes, params: AttentionTcParams) -> list[int]:
-    """Return how many blocks of keys the tiles of a head go through, as `keys_of_tiles` has them."""
-    return [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in keys_of_tiles(sizes, params.block_m)]
+    """Return how many blocks of keys the tiles of a head go through, as `keys_of_tiles` has them, or the longest parts of them."""
+    found = [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in keys_of_tiles(sizes, params.block_m)]
+    return [-(-blocks // params.split_k) for blocks in found]
 
 
 def _biases(sizes: AttentionSizes) -> int:

@@ -19,6 +19,8 @@ Parameters:
   column_warps    1, or several warps that share their rows: each computes the scores of block_n / column_warps keys, a multiple of 8, and
                   value_dim / column_warps columns of results. They exchange maxima and powers through shared memory. Heads of more
                   than 256 have too many results for the registers of one warp
+  split_k         1, or parts of the keys, each of which another CTA goes through: for few rows of queries. Their results go as float32 to
+                  a workspace, and a second kernel combines them
 
 A thread has fragments * (block_n + value_dim) / (2 * column_warps) registers of scores and results, block_n / (4 * column_warps) of powers,
 and fragments * head_dim / 4 of queries with q_in_registers. Shared memory: block_m * max(head_dim, value_dim) + stages * block_n *

@@ -73,6 +73,19 @@ ATTENTIONS: dict[str, Case] = {
         {"column_warps": 2, "stages": 2},
     ),
     "shared rows, slopes, softcap": ({"alibi": True, "softcap": 3.0, "heads": 3}, {"column_warps": 2, "block_n": 64}),
+    "parts of keys, causal, logsumexp": ({"causal": True, "queries": 100, "keys": 230, "logsumexp": True}, {"split_k": 3}),
+    "parts of keys, bshd, GQA, results of float32": (
+        {"layout": "bshd", "batch": 2, "heads": 4, "kv_heads": 2, "queries": 33, "keys": 70, "out_dtype": "float32", "value_dim": 24},
+        {"split_k": 4, "stages": 1},
+    ),
+    "parts of keys, shared rows, mask, bfloat16": (
+        {"head_dim": 272, "heads": 1, "queries": 37, "keys": 150, "mask": True, "dtype": "bfloat16"},
+        {"split_k": 2, "stages": 1, "column_warps": 4, "fragments": 2, "warps": 1},
+    ),
+    "parts of keys, float8": (
+        {**FLOAT8, "head_dim": 40, "queries": 33, "keys": 97, "logsumexp": True, "window": 30, "causal": True},
+        {"split_k": 2, "stages": 1},
+    ),
     "float8, head of 40, causal": ({**FLOAT8, "head_dim": 40, "causal": True, "queries": 70, "keys": 97}, {"stages": 1}),
     "float8, head of 64, GQA, bshd": (
         {**FLOAT8, "layout": "bshd", "heads": 4, "kv_heads": 2, "queries": 33, "keys": 65, "out_dtype": "float16", "logsumexp": True},

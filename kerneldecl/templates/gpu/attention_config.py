@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
+from kerneldecl.templates.hopper.attention_softmax import FLOAT8_POWER_LOG2
 from kerneldecl.templates.shared.fused_attention import FusedAttention, narrow
 
 
@@ -33,6 +34,10 @@ class AttentionTcKernel(FusedAttention):
         return self.row_tiles * self.all_heads
 
     @property
+    def ctas(self) -> int:
+        return self.tiles * self.params.split_k
+
+    @property
     def heads_together(self) -> int:
         return min(self.params.heads_together, self.all_heads)
 
@@ -52,6 +57,11 @@ class AttentionTcKernel(FusedAttention):
     def mma(self) -> str:
         kind = PTX_TYPES[self.rows.dtype]
         return f"mma.sync.aligned.m16n8k{K_BYTES // self.rows.item_bytes}.row.col.f32.{kind}.{kind}.f32"
+
+    @property
+    def power_log2(self) -> int:
+        """Return the logarithm of the largest power of a row that has one block of keys."""
+        return FLOAT8_POWER_LOG2 if self.is_float8 else 0
 
     @property
     def narrow(self) -> str:

@@ -15,6 +15,7 @@ from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.gpu.attention_exchange import take_maxima, take_sums, tell_maxima, tell_powers, tell_sums
+from kerneldecl.templates.gpu.attention_parts import Workspace, combining, store_part
 from kerneldecl.templates.gpu.attention_products import add_results, compute_scores, hold_queries
 from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows, store_rows
 from kerneldecl.templates.hopper.attention_bias import Rows, prepare
@@ -28,6 +29,7 @@ from kerneldecl.templates.hopper.attention_softmax import (
     next_softmax,
     rescale,
     scale_results,
+    spoil_sums,
     store_sums,
     take_powers,
     to_halves,
@@ -137,7 +139,9 @@ def _round_results(warp: Warp, packed: Any) -> None:
     words = 8 if is_wide else 4
     first = warp.column * (kernel.results // 4 * words) if warp.shares_rows else 0
     for number, (softmax, results, _, _) in enumerate(warp.fragments):
-        if not warp.shares_rows:
+        if warp.shares_rows:
+            invert_sums(softmax)
+        else:
             finish_rows(softmax)
         if kernel.is_float8:
             scale_results(softmax)
@@ -156,14 +160,21 @@ def _round_results(warp: Warp, packed: Any) -> None:
 
 
 def _share_sums(warp: Warp) -> None:
-    """Add up the rows' sums of all warps that share them, and note their inverse."""
+    """Add up the rows' sums of all threads and warps that share them."""
     for fragment in warp.fragments:
         add_threads(fragment.softmax)
-    tell_sums(warp)
-    T.evaluate(T.cuda.cta_sync())
-    take_sums(warp)
+    if warp.shares_rows:
+        tell_sums(warp)
+        T.evaluate(T.cuda.cta_sync())
+        take_sums(warp)
+
+
+def _store_part(warp: Warp, workspace: Workspace, part: Any) -> None:
+    """Store a warp's results of its part of the keys."""
+    _share_sums(warp)
     for fragment in warp.fragments:
-        invert_sums(fragment.softmax)
+        spoil_sums(fragment.softmax)
+    store_part(warp, workspace, part)
 
 
 def _store_sums(warp: Warp) -> None:
@@ -240,7 +251,7 @@ def _exchanged(kernel: AttentionTcKernel, pool: Any) -> tuple[Any, ...]:
 
 
 @T.inline
-def _run(kernel, block, warp_id, lane):
+def _run(kernel, workspace, block, warp_id, lane):
     params = T.meta_var(kernel.params)
     pool = T.SMEMPool()  # names of its buffers stand in the generated code
     queries = pool.alloc((params.block_m, kernel.rows.q_pitch // 4), "uint32", align=16)
@@ -258,12 +269,15 @@ def _run(kernel, block, warp_id, lane):
     if kernel.is_float8:
         load_scales(fragments[0].softmax)
     _go_through_blocks(warp)
-    _store_results(warp)
+    if params.split_k > 1:
+        _store_part(warp, workspace, block % params.split_k)
+    else:
+        _store_results(warp)
 
 
 def build(kernel: AttentionTcKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the attention's parameters."""
-    params = kernel.params
+    params, workspace = kernel.params, Workspace.of(kernel)
 
     @T.prim_func(check_well_formed=False)
     def main():
@@ -271,10 +285,13 @@ def build(kernel: AttentionTcKernel) -> tvm.IRModule:
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": params.ctas_per_sm})
         if kernel.has_pdl:
             T.attr({"tirx.use_programtic_dependent_launch": True})
-        block = T.cta_id([kernel.tiles])
+        block = T.cta_id([kernel.ctas])
         warp = T.warp_id([params.warps * params.column_warps])
         lane = T.lane_id([WARP_LANES])
-        _run(kernel, block, warp, lane)
+        _run(kernel, workspace, block, warp, lane)
 
-    func = tirx.PrimFunc(list(kernel.arguments.values()), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    body = main.body
+    if params.split_k > 1:
+        body = tirx.SeqStmt([tirx.AllocBuffer(workspace.results), tirx.AllocBuffer(workspace.stats), body, combining(kernel, workspace)])
+    func = tirx.PrimFunc(list(kernel.arguments.values()), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

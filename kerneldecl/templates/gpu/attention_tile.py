@@ -140,13 +140,19 @@ class Tile:
     @T.inline
     def _place(self, block):
         kernel, spec, params = T.meta_var((self.kernel, self.kernel.spec, self.kernel.params))
-        tile, flat = T.meta_var(kernel.place(block, (kernel.row_tiles, kernel.all_heads), kernel.heads_together))
+        index = T.meta_var(block // params.split_k if params.split_k > 1 else block)
+        tile, flat = T.meta_var(kernel.place(index, (kernel.row_tiles, kernel.all_heads), kernel.heads_together))
         self.head = flat % spec.heads
         self.batch = flat // spec.heads
         self.row = tile * params.block_m
         first_key, stop = meta_vars(self._keys())
         self.last = (stop + params.block_n - 1) // params.block_n - 1
         self.blocks = T.max(0, self.last + 1 - first_key // params.block_n)
+        if params.split_k > 1:
+            part = T.meta_var(block % params.split_k)
+            begin: T.let = self.blocks * part // params.split_k
+            self.last = self.last - begin
+            self.blocks = self.blocks * (part + 1) // params.split_k - begin
 
     def _keys(self) -> tuple[Any, Any]:
         """Return the first key that some row of the tile sees, and the one behind the last."""

@@ -292,13 +292,20 @@ def add_threads(softmax):
 
 
 @T.inline
-def invert_sums(softmax):
-    """Note the inverse of rows' sums: zero for rows that see no key, NaN for those with NaN."""
-    total, factor = T.meta_var((softmax.total, softmax.factor))
+def spoil_sums(softmax):
+    """Have rows with NaN have sums of NaN."""
+    total = T.meta_var(softmax.total)
     for r in T.unroll(2):
         # Powers on CUDA cores do not keep NaN: where the reference is NaN or infinite, infinity less infinity is the sum.
         infinity = T.meta_var(tirx.const(float("inf"), "float32"))
         total[r * 2] = T.Select(softmax.reference[r] < infinity, total[r * 2], softmax.reference[r] - infinity)
+
+
+@T.inline
+def invert_sums(softmax):
+    """Note the inverse of rows' sums: zero for rows that see no key, NaN for those with NaN."""
+    total, factor = T.meta_var((softmax.total, softmax.factor))
+    spoil_sums(softmax)
     for r in T.unroll(2):
         factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
 

@@ -47,8 +47,16 @@ def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], se
     return emulated_attention.results(gpu_attention_tc, attrs, PLAIN | params, arch, inputs, seed)
 
 
+def _without_third_barrier(source: str) -> str:
+    """Return the kernel's source without the barrier between powers and their product with values."""
+    third = list(re.finditer(r"\w+cta_sync\(\);", source))[2]
+    return source[: third.start()] + source[third.end() :]
+
+
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("causal window", "head of 384, causal, GQA, bfloat16", "float8, packed"), ATTENTIONS))
+@pytest.mark.parametrize(
+    "name", only(("causal window", "head of 384, causal, GQA, bfloat16", "float8, packed", "parts of keys, causal, logsumexp"), ATTENTIONS)
+)
 def test_right_results(name: str) -> None:
     attrs, params = ATTENTIONS[name]
     inputs = rule_of(attrs).inputs(np.random.default_rng(0))
@@ -57,20 +65,34 @@ def test_right_results(name: str) -> None:
 
 @needs_nvcc
 @pytest.mark.slow
-def test_growing_scores_shrink_earlier_results() -> None:
+@pytest.mark.parametrize("params", [{}, {"column_warps": 2}, {"split_k": 2}], ids=str)
+def test_growing_scores_shrink_earlier_results(params: dict[str, Any]) -> None:
     attrs = {"queries": 64, "keys": 192, "heads": 1}
     inputs = growing_scores(attrs)
-    assert error(attrs, inputs, results(attrs, ONE, inputs)) <= 1
+    assert error(attrs, inputs, results(attrs, ONE | params, inputs)) <= 1
 
 
 @pytest.mark.slow
 @needs_nvcc
-def test_rows_that_see_no_key_are_zero() -> None:
+@pytest.mark.parametrize("params", [{}, {"column_warps": 2}, {"split_k": 2}, {"split_k": 2, "column_warps": 2, "fma_powers": 8}], ids=str)
+def test_nan_and_infinities_are_in_the_results(params: dict[str, Any]) -> None:
+    """A query of NaN, a value of NaN, a key of which some scores are minus infinity, and one alone in its block of which all are."""
+    attrs = {"queries": 70, "keys": 65, "heads": 1}
+    q, k, v = rule_of(attrs).inputs(np.random.default_rng(0))
+    q[0, 0, 3, 5] = v[0, 0, 7, 9] = np.nan
+    k[0, 0, 10, 0], q[0, 0, 20:, 0] = -np.inf, np.abs(q[0, 0, 20:, 0])
+    k[0, 0, 64, 1], q[0, 0, 30:, 1] = -np.inf, np.abs(q[0, 0, 30:, 1])
+    assert error(attrs, [q, k, v], results(attrs, params, [q, k, v])) <= 1
+
+
+@needs_nvcc
+@pytest.mark.parametrize("split_k", only((3,), (1, 3)))
+def test_rows_that_see_no_key_are_zero(split_k: int) -> None:
     """The additive mask hides all keys from some rows, all but the first from others, and the last ones from all."""
     attrs = {"mask": True, "queries": 33, "keys": 65, "heads": 1}
     *inputs, mask = rule_of(attrs).inputs(np.random.default_rng(0))
     mask[:7], mask[9, 1:], mask[:, 32:] = -np.inf, -np.inf, -np.inf
-    [got] = results(attrs, {}, [*inputs, mask])
+    [got] = results(attrs, {"split_k": split_k}, [*inputs, mask])
     assert (got[:, :, :7] == 0).all()
     assert error(attrs, [*inputs, mask], [got]) <= 1
 
@@ -99,18 +121,19 @@ def test_every_float8_becomes_what_it_is(arch: str) -> None:
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flaw", "words"),
+    ("flaw", "words", "params"),
     [
-        (lambda source: source.replace("__syncthreads();", "", 1), "nobody has written|still|race|without"),
-        (lambda source: re.sub(r"wait_group \d+", "wait_group 7", source), "still fills|nobody has written"),
+        (lambda source: source.replace("__syncthreads();", "", 1), "nobody has written|still|race|without", {}),
+        (lambda source: re.sub(r"wait_group \d+", "wait_group 7", source), "still fills|nobody has written", {}),
+        (_without_third_barrier, "nobody has written", {"column_warps": 2, "warps": 2}),
     ],
-    ids=["no barrier", "copies are not waited for"],
+    ids=["no barrier", "copies are not waited for", "powers are not waited for"],
 )
-def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     flawed(monkeypatch, flaw)
     attrs = {"queries": 65, "keys": 300, "heads": 1}
     with pytest.raises(EmulationError, match=words):
-        results(attrs, {"warps": 4}, rule_of(attrs).inputs(np.random.default_rng(0)))
+        results(attrs, {"warps": 4} | params, rule_of(attrs).inputs(np.random.default_rng(0)))
 
 
 @needs_nvcc
