@@ -176,6 +176,16 @@ def test_the_policy_leaves_float32_alone() -> None:
     assert not policy.propose(space, H200, 1)
 
 
+def test_keys_are_divided_where_rows_do_not_fill_the_sms() -> None:
+    for queries in (512, 1024, 4096):
+        space = iter_space(canonical.lower(rule_of(SHAPES["head of 512"] | {"queries": queries, "batch": 1})))
+        [first] = policy.propose(space, H200, 1)
+        params = dict(first.candidate.params)
+        rows = 16 * int(params["warps"]) * int(params["fragments"])
+        ctas = -(-queries // rows) * int(params.get("split_k", 1))
+        assert ctas > 0.8 * H200.the_gpu.sm_count
+
+
 def test_none_without_asynchronous_copies() -> None:
     mod, turing = canonical.lower(rule_of({})), load_arch(ROOT, "t4")
     assert gpu_attention_tc.apply(mod, PLAIN, turing) is None
