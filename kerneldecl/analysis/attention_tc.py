@@ -186,6 +186,13 @@ class AttentionTcParams(NamedTuple):
             and self.ctas_per_sm * (smem_bytes + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         )
 
+    def workspace_elements(self, sizes: AttentionSizes) -> int:
+        """Return the elements of what parts of the keys leave, which 32-bit offsets address."""
+        if self.split_k == 1:
+            return 0
+        rows = -(-sizes.queries // self.block_m) * self.block_m
+        return self.split_k * sizes.batch * sizes.heads * rows * Rows.of(sizes, self.column_warps).value_columns
+
     def candidate(self) -> Candidate:
         """Return the candidate; it does not name parameters that divide nothing."""
         left_out = {name for name in ("column_warps", "split_k") if getattr(self, name) == 1}

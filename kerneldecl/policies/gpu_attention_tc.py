@@ -33,6 +33,8 @@ COLUMN_WARPS = (4, 8, 2, 1)
 SHARED_BLOCK_N = (16, 32, 48, 64, 96, 128)
 """Keys of their blocks, of which each such warp takes a multiple of 8."""
 SPLIT_K = (1, 2, 3, 4, 6, 8)
+MOST_DIVIDED = 2
+"""Tiles of rows for each that SMs hold, up to which keys are divided."""
 STAGES = (2, 1, 3)
 FMA_POWERS = (0, 1)
 MAX_CTAS_PER_SM = 8
@@ -102,7 +104,14 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
                 for ctas in range(MAX_CTAS_PER_SM, 0, -1)
             )
             for params in itertools.islice((params for params in residents if params.fits(rows, gpu, has_bias=sizes.has_bias)), 1):
-                yield from (params._replace(split_k=parts) for parts in splits if parts * block_n < sizes.keys + block_n)
+                yield from (params._replace(split_k=parts) for parts in splits if _is_worth_dividing(sizes, params, parts, gpu))
+
+
+def _is_worth_dividing(sizes: AttentionSizes, params: AttentionTcParams, parts: int, gpu: Gpu) -> bool:
+    """Say whether each part of the keys has a block, and rows alone do not fill the SMs several times."""
+    tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
+    has_keys = parts * params.block_n < sizes.keys + params.block_n
+    return parts == 1 or (has_keys and tiles < MOST_DIVIDED * gpu.sm_count * params.ctas_per_sm)
 
 
 def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:

@@ -36,6 +36,7 @@ from collections.abc import Mapping
 
 from tvm import IRModule, tirx
 
+from kerneldecl.analysis.attention import MAX_OFFSET
 from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows, takes
 from kerneldecl.analysis.gpu_limits import FIRST_FLOAT8_CAPABILITY
 from kerneldecl.analysis.tensor_cores import first_capability
@@ -58,6 +59,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if spec is None or spec.scale <= 0 or not takes(spec.sizes, gpu):
         return None
     if not attention.fits(Rows.of(spec.sizes, attention.column_warps), gpu, has_bias=spec.sizes.has_bias):
+        return None
+    if attention.workspace_elements(spec.sizes) >= MAX_OFFSET:
         return None
     arguments = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments}
     return build(AttentionTcKernel(arguments, spec, attention, supports_pdl(gpu), gpu.compute_capability >= FIRST_FLOAT8_CAPABILITY))
