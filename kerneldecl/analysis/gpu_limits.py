@@ -20,6 +20,8 @@ MIN_ASYNC_COPY_BYTES = 4
 """Bytes that cp.async copies at least (PTX ISA, cp.async: 4, 8 or 16)."""
 FIRST_PDL_CAPABILITY = (9, 0)
 """Compute capability of the first GPUs with programmatic dependent launch (CUDA C++ Programming Guide)."""
+FIRST_FLOAT8_CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs with conversions from and to float8 (PTX ISA, cvt)."""
 FIRST_CLUSTER_CAPABILITY = (9, 0)
 """Compute capability of the first GPUs with thread block clusters (CUDA C++ Programming Guide)."""
 MAX_CLUSTER = 8

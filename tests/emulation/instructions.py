@@ -164,6 +164,13 @@ def _narrow(i: Instruction) -> str:
     return f"{i.operands[0]} = machine::{'pack' if len(packed) == 2 else 'bits'}({', '.join(packed)})"
 
 
+def _widen(i: Instruction) -> str:
+    """cvt of two float8 to float16: the lower half comes from the lower byte."""
+    narrow = {"e4m3x2": "__nv_fp8_e4m3", "e5m2x2": "__nv_fp8_e5m2"}[i.parts[-1]]
+    to, source = i.operands
+    return f"{to} = machine::widened<{narrow}>({source})"
+
+
 def _move(i: Instruction) -> str:
     to, source = i.operands
     special = {
@@ -367,6 +374,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (rf"(atom|red){_SCOPES}\.global{_SCOPES}\.(add|exch|inc|or)\.\w+", _atomic),
         (r"nanosleep\.u32", lambda _: "machine::give_way()"),
         (r"cvt\.rn(\.satfinite)?(\.relu)?\.\w+\.f32", _narrow),
+        (r"cvt\.rn\.f16x2\.e[45]m[32]x2", _widen),
         (r"mov\.\w+", _move),
         (r"setp\.(ne|eq|lt|le|gt|ge)\.\w+", _compare),
         (r"lop3\.b32", lambda i: f"{i.operands[0]} = machine::look_up({', '.join(i.operands[1:])})"),

@@ -193,6 +193,12 @@ template <class T>
 uint32_t pack(T high, T low) {
   return bits(high) << (8 * sizeof(T)) | bits(low);
 }
+template <class Float8>
+uint32_t widened(uint16_t pair) {
+  Float8 low, high;
+  low.__x = pair & 0xff, high.__x = pair >> 8;
+  return pack(__half(float(high)), __half(float(low)));
+}
 }  // namespace machine
 
 #define threadIdx (machine::self->thread)

@@ -13,14 +13,23 @@ pytestmark = pytest.mark.gpu
 
 FIRST = proposed("gpu_attention_tc", step=20)
 SEVERAL = proposed("gpu_attention_tc", step=6)
-DTYPES = ("float16", "bfloat16", "bfloat16", "float16", "float16", "bfloat16")
-HEADS = ({"head_dim": 64}, {"head_dim": 128}, {"head_dim": 256}, {"head_dim": 40}, {"head_dim": 64, "value_dim": 96}, {"head_dim": 72})
+HEADS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"head_dim": 64}, "float16"),
+    ({"head_dim": 128}, "bfloat16"),
+    ({"head_dim": 256}, "bfloat16"),
+    ({"head_dim": 40}, "float16"),
+    ({"head_dim": 64, "value_dim": 96}, "float16"),
+    ({"head_dim": 72}, "bfloat16"),
+    ({"head_dim": 512}, "float16"),
+    ({"head_dim": 296}, "bfloat16"),
+    ({"head_dim": 40}, "float8_e4m3fn"),
+)
 KINDS: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"mask": True})
 
 
 EMULATED = [attention(name, given("gpu_attention_tc", PLAIN | params), attrs) for name, (attrs, params) in ATTENTIONS.items()]
-PROPOSED = at_lengths(FIRST, zip(HEADS, DTYPES, strict=True), KINDS)
-LARGE = large(SEVERAL)
+PROPOSED = at_lengths(FIRST, HEADS, KINDS)
+LARGE = large(SEVERAL, {"head_dim": 512, "heads": 1, "kv_heads": 1}, {"head_dim": 64, "dtype": "float8_e4m3fn", "causal": True})
 
 
 @pytest.mark.parametrize("case", EMULATED, ids=str)

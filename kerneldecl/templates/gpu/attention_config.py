@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
-from kerneldecl.templates.shared.fused_attention import FusedAttention
+from kerneldecl.templates.hopper.attention_softmax import FLOAT8_POWER_LOG2
+from kerneldecl.templates.shared.fused_attention import FusedAttention, narrow
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,12 @@ class AttentionTcKernel(FusedAttention):
 
     params: AttentionTcParams
     has_pdl: bool
+    converts_float8: bool
+    """Whether the GPU has an instruction that converts float8."""
+
+    @property
+    def is_float8(self) -> bool:
+        return self.rows.is_float8
 
     # ---- tiles
 
@@ -27,15 +34,38 @@ class AttentionTcKernel(FusedAttention):
         return self.row_tiles * self.all_heads
 
     @property
+    def ctas(self) -> int:
+        return self.tiles * self.params.split_k
+
+    @property
     def heads_together(self) -> int:
         return min(self.params.heads_together, self.all_heads)
+
+    # ---- registers of a thread, for each of its fragments of rows
+
+    @property
+    def scores(self) -> int:
+        return self.params.warp_keys // 2
+
+    @property
+    def results(self) -> int:
+        return self.rows.warp_columns // 2
 
     # ---- instructions
 
     @property
     def mma(self) -> str:
-        kind = PTX_TYPES[self.spec.dtype]
+        kind = PTX_TYPES[self.rows.dtype]
         return f"mma.sync.aligned.m16n8k{K_BYTES // self.rows.item_bytes}.row.col.f32.{kind}.{kind}.f32"
+
+    @property
+    def power_log2(self) -> int:
+        """Return the logarithm of the largest power of a row that has one block of keys."""
+        return FLOAT8_POWER_LOG2 if self.is_float8 else 0
+
+    @property
+    def narrow(self) -> str:
+        return narrow(self.rows.dtype)
 
     @property
     def score_steps(self) -> int:
@@ -46,11 +76,11 @@ class AttentionTcKernel(FusedAttention):
 
     @property
     def rows(self) -> Rows:
-        return Rows.of(self.spec.sizes)
+        return Rows.of(self.spec.sizes, self.params.column_warps)
 
     @property
     def piece(self) -> int:
-        """Return the elements that one cp.async copies."""
+        """Return the elements that lie in one vector of shared memory, and are copied together."""
         return VECTOR_BYTES // self.rows.item_bytes
 
     @property
@@ -59,7 +89,13 @@ class AttentionTcKernel(FusedAttention):
 
     @property
     def v_pieces(self) -> int:
-        return self.spec.value_dim // self.piece
+        """Return the pieces of a row of values in shared memory."""
+        return self.rows.value_columns // self.piece
+
+    @property
+    def warp_pieces(self) -> int:
+        """Return the pieces of a row of values that a warp multiplies."""
+        return self.rows.warp_columns // self.piece
 
     @property
     def out_pieces(self) -> int:

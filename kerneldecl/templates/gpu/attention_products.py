@@ -27,7 +27,7 @@ def _load_matrices(registers: Registers, address: Any, count: int = 4, *, is_tra
 
 def _load_query_fragment(warp: Warp, number: int, step: int, to: int) -> None:
     """Load the operand A of a step: 16 rows of the warp's queries."""
-    row = warp.warp * warp.kernel.params.warp_rows + number * FRAGMENT + warp.lane % 16
+    row = warp.smem_row + number * FRAGMENT + warp.lane % 16
     address = warp.smem.q.ptr_to([row, step * (2 * WORDS) + warp.lane // 16 * WORDS])
     _load_matrices((warp.fragments[number].queries, to), address)
 
@@ -47,15 +47,19 @@ def _multiply(kernel: AttentionTcKernel, sums: Registers, a: Registers, b: Regis
 
 
 def compute_scores(warp: Warp, stage: Any, matrices: Any) -> None:
-    """Multiply the warp's queries and a block of keys."""
+    """Multiply the warp's queries and its keys of a block."""
     kernel, lane = warp.kernel, warp.lane
+    keys = kernel.params.warp_keys
+    first = warp.column * keys if warp.shares_rows else 0
     for step in range(kernel.score_steps):
         queries = _queries_of(warp, step)
-        for pair in range(kernel.params.block_n // FRAGMENT):
-            row, word = pair * FRAGMENT + lane // 16 * 8 + lane % 8, step * (2 * WORDS) + lane // 8 % 2 * WORDS
-            _load_matrices((matrices, 0), warp.smem.k.ptr_to([stage, row, word]))
+        for pair in range(-(-keys // FRAGMENT)):
+            halves = min(2, keys // 8 - pair * 2)
+            row = first + pair * FRAGMENT + (lane // 16 * 8 if halves == 2 else 0) + lane % 8
+            word = step * (2 * WORDS) + lane // 8 % 2 * WORDS
+            _load_matrices((matrices, 0), warp.smem.k.ptr_to([stage, row, word]), 2 * halves)
             for fragment, a in zip(warp.fragments, queries, strict=True):
-                for half in range(2):
+                for half in range(halves):
                     _multiply(kernel, (fragment.softmax.scores, pair * 8 + half * 4), a, (matrices, half * 2), is_first=step == 0)
 
 
@@ -69,14 +73,26 @@ def _queries_of(warp: Warp, step: int) -> list[Registers]:
 
 
 def add_results(warp: Warp, stage: Any, matrices: Any) -> None:
-    """Add the product of powers and a block of values to the results."""
+    """Add the product of powers and the warp's columns of a block of values to the results."""
     kernel, lane = warp.kernel, warp.lane
+    first = warp.column * (kernel.warp_pieces * WORDS) if warp.shares_rows else 0
     for step in range(kernel.params.block_n // FRAGMENT):
-        for pair in range(-(-kernel.v_pieces // 2)):
-            halves = min(2, kernel.v_pieces - pair * 2)
-            word = pair * (2 * WORDS) + (lane // 16 * WORDS if halves == 2 else 0)
+        powers = _powers_of(warp, step)
+        for pair in range(-(-kernel.warp_pieces // 2)):
+            halves = min(2, kernel.warp_pieces - pair * 2)
+            word = first + pair * (2 * WORDS) + (lane // 16 * WORDS if halves == 2 else 0)
             address = warp.smem.v.ptr_to([stage, step * FRAGMENT + lane % 16, word])
             _load_matrices((matrices, 0), address, 2 * halves, is_transposed=True)
-            for fragment in warp.fragments:
+            for fragment, a in zip(warp.fragments, powers, strict=True):
                 for half in range(halves):
-                    _multiply(kernel, (fragment.results, pair * 8 + half * 4), (fragment.operand, step * 4), (matrices, half * 2))
+                    _multiply(kernel, (fragment.results, pair * 8 + half * 4), a, (matrices, half * 2))
+
+
+def _powers_of(warp: Warp, step: int) -> list[Registers]:
+    """Return where each fragment's operand A of a step is: its own powers, or those that warps of the same rows have exchanged."""
+    if not warp.shares_rows:
+        return [(fragment.operand, step * 4) for fragment in warp.fragments]
+    for number, fragment in enumerate(warp.fragments):
+        row, word = warp.smem_row + number * FRAGMENT + warp.lane % 16, step * (2 * WORDS) + warp.lane // 16 * WORDS
+        _load_matrices((fragment.operand, 0), warp.smem.powers.ptr_to([row, word]))
+    return [(fragment.operand, 0) for fragment in warp.fragments]

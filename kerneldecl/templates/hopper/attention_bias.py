@@ -35,10 +35,13 @@ class Rows(NamedTuple):
     """The consumer's first row."""
     lanes: tuple[Any, Any]
     """Warp of the warpgroup, lane."""
+    first_key: Any = 0
+    """The first of its keys of a block, where warps of the same rows have keys of their own."""
 
     @property
     def first_column(self) -> Any:
-        return self.lanes[1] % 4 * 2
+        column = self.lanes[1] % 4 * 2
+        return column if isinstance(self.first_key, int) else column + self.first_key
 
     def row(self, r: int) -> Any:
         warp, lane = self.lanes

@@ -115,7 +115,7 @@ def highest_of(one: Any, other: Any) -> Any:
 
 
 @T.inline
-def _find_highest(softmax):
+def find_highest(softmax):
     """Find the rows' maxima of a block's scores, which all threads of a row know then."""
     scores, partial = T.meta_var((softmax.scores, softmax.partial))
     for i in T.unroll(4):
@@ -159,7 +159,7 @@ def first_softmax(softmax, rows, block, is_masked):
     """Turn the scores of the first block into powers, and add them up."""
     total = T.meta_var(softmax.total)
     prepare(softmax, rows, block, is_masked)
-    _find_highest(softmax)
+    find_highest(softmax)
     for r in T.unroll(2):
         softmax.reference[r] = softmax.partial[r]
     _raise(softmax)
@@ -170,13 +170,12 @@ def first_softmax(softmax, rows, block, is_masked):
 
 
 @T.inline
-def take_scores(softmax):
-    """Turn scores into powers, and add them up.
+def take_powers(softmax):
+    """Turn scores into powers, and add them up; `partial` begins with the rows' maxima.
 
     Where a maximum has grown far, the warp's references become its maxima, and what came before shrinks.
     """
     kernel, reference, partial, total = T.meta_var((softmax.kernel, softmax.reference, softmax.partial, softmax.total))
-    _find_highest(softmax)
     grows = T.meta_var(T.Not(T.And(softmax.is_near(0), softmax.is_near(1))))
     softmax.grows[0] = T.cuda.any_sync(T.uint32(ALL_LANES), T.cast(grows, "int32"))
     if softmax.grows[0] != 0:
@@ -189,6 +188,13 @@ def take_scores(softmax):
     _raise(softmax)
     for i in T.unroll(kernel.scores):
         total[i % 4] = total[i % 4] + softmax.scores[i]
+
+
+@T.inline
+def take_scores(softmax):
+    """Turn scores into powers, and add them up, by the maxima that the warp finds."""
+    find_highest(softmax)
+    take_powers(softmax)
 
 
 @T.inline
@@ -228,6 +234,14 @@ def rescale(softmax, results, count):
 
 
 @T.inline
+def to_halves(softmax, operand):
+    """Round powers to 16 bits in operand A, whose elements threads hold where they hold the scores."""
+    kernel, scores = T.meta_var((softmax.kernel, softmax.scores))
+    for i in T.unroll(kernel.scores // 2):
+        T.ptx[kernel.narrow](operand[i], scores[i * 2 + 1], scores[i * 2])
+
+
+@T.inline
 def to_operand(softmax, operand):
     """Round powers to wgmma's operand A, whose elements threads hold where they hold the scores.
 
@@ -236,8 +250,7 @@ def to_operand(softmax, operand):
     """
     kernel, scores = T.meta_var((softmax.kernel, softmax.scores))
     if softmax.scales is None:
-        for i in T.unroll(kernel.scores // 2):
-            T.ptx[kernel.narrow](operand[i], scores[i * 2 + 1], scores[i * 2])
+        to_halves(softmax, operand)
     else:
         for i in T.unroll(kernel.scores // 4):
             first = T.meta_var(i // 2 * 8 + i % 2 * 2)
@@ -279,13 +292,20 @@ def add_threads(softmax):
 
 
 @T.inline
-def invert_sums(softmax):
-    """Note the inverse of rows' sums: zero for rows that see no key, NaN for those with NaN."""
-    total, factor = T.meta_var((softmax.total, softmax.factor))
+def spoil_sums(softmax):
+    """Have rows with NaN have sums of NaN."""
+    total = T.meta_var(softmax.total)
     for r in T.unroll(2):
         # Powers on CUDA cores do not keep NaN: where the reference is NaN or infinite, infinity less infinity is the sum.
         infinity = T.meta_var(tirx.const(float("inf"), "float32"))
         total[r * 2] = T.Select(softmax.reference[r] < infinity, total[r * 2], softmax.reference[r] - infinity)
+
+
+@T.inline
+def invert_sums(softmax):
+    """Note the inverse of rows' sums: zero for rows that see no key, NaN for those with NaN."""
+    total, factor = T.meta_var((softmax.total, softmax.factor))
+    spoil_sums(softmax)
     for r in T.unroll(2):
         factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
 
