@@ -126,10 +126,20 @@ def test_few_rows_are_cut_into_chunks_first() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "unroll", "is_narrow", "waits"),
-    [(22, 2, True, 2), (39, 4, True, 6), (39, 8, True, 4), (39, 16, True, 20), (39, 2, True, 38), (43, 16, True, 13), (153, 4, True, 153)]
-    + [(14, 1, False, 14), (22, 2, False, 12), (22, 8, False, 8), (39, 4, False, 20), (39, 8, False, 10), (43, 2, False, 43)],
+    [
+        *(
+            (22, 2, True, 2),
+            (39, 4, True, 6),
+            (39, 8, True, 4),
+            (39, 16, True, 20),
+            (39, 2, True, 38),
+            (43, 16, True, 13),
+            (153, 4, True, 153),
+        ),
+        *((14, 1, False, 14), (22, 2, False, 12), (22, 8, False, 8), (39, 4, False, 20), (39, 8, False, 10), (43, 2, False, 43)),
+    ],
 )
-def test_rows_that_are_no_whole_turns_keep_loads_apart_as_in_sass(steps: int, unroll: int, is_narrow: bool, waits: int) -> None:  # noqa: FBT001
+def test_rows_that_are_no_whole_turns_keep_loads_apart_as_in_sass(steps: int, unroll: int, is_narrow: bool, waits: int) -> None:
     """Counted in the SASS of sums by 8 or 16 threads a column (nvcc 13.0, sm_90a): how often a load's result is awaited before others."""
     turns = Turns(rows=16, unroll=unroll, steps=steps, are_whole=False, chunks=1, access_bytes=2 if is_narrow else 4)
     assert abs(rest_waits(turns, is_narrow=is_narrow) + 1 - waits) <= max(5, waits // 2)
