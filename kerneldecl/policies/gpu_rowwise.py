@@ -56,8 +56,8 @@ BOUNDED_VECTOR_CYCLES = 50.0
 0.2 to 0.6 us more with eight elements of 16 bits than with four. Norms, which load weights as well, did not."""
 
 STORED_AGAIN = 3.0
-"""Bytes through L2 for each byte of a sector that a store of few lanes leaves as it is. Softmaxes of 213852 x 23 and 332235 x 11 float16 and of
-243703 x 8 float32 took 3 to 7 times as long by single elements or threads as by 4 or 8 lanes, 20 tilings each (H200, 2026-11)."""
+"""Bytes through L2 for each byte of a sector that stores of few lanes leave as they are. Softmaxes of 213852 x 23 and 332235 x 11 float16
+and of 243703 x 8 float32 took 3 to 7 times as long by single elements or threads as by 4 or 8 lanes, 20 tilings each (H200, 2026-11)."""
 IDLE_LANES_CYCLES = 500.0
 """Cycles of a row that one turn of a part of a warp holds, where some lanes have no vector: all that a lane does with one is a branch
 then. Softmaxes of 24 and 29 elements took 0.2 to 0.45 us more so than with fewer lanes (H200, 2026-11)."""
