@@ -26,6 +26,7 @@ from kerneldecl.policies.gpu.column_waits import (
 )
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
+    PREFETCHED_ROUND,
     RESOLVED_LOADS,
     WARP_CYCLES,
     Timed,
@@ -33,6 +34,7 @@ from kerneldecl.policies.gpu.time_model import (
     access_widths,
     in_flight_bytes,
     load_rounds,
+    prefetched_share,
     ranked,
     touched_share,
 )
@@ -241,11 +243,21 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         # one access, its neighbours' are as far from one another, each in a line of its own.
         moved_smem_bytes=rows.points * rows.element
         + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
-        rounds=load_rounds(loads, access_bytes, bounded_turns) + has_rest,
+        rounds=load_rounds(loads, access_bytes, bounded_turns) + has_rest - PREFETCHED_ROUND * _prefetched(rows, gpu, tiling),
         barriers=2 * tiling.tile if tiling.threads > gpu.warp_size else 0,
         serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width + branches * BRANCH_CYCLES,
         warp_cycles=WARP_CYCLES,
     )
+
+
+def _prefetched(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> float:
+    """Return which part of a row is prefetched: what a single turn loads of whole rows without bounds."""
+    vectors, whole = rows.elements // tiling.width, rows.elements // tiling.width // tiling.threads
+    is_looped = -(-vectors // tiling.threads) > tiling.unroll
+    if rows.operands > 1 or tiling.chunks > 1 or is_looped or rows.row_count % tiling.rows:
+        return 0.0
+    blocks, threads = rows.row_count // tiling.rows, tiling.threads * tiling.rows
+    return prefetched_share(gpu, blocks, threads, whole, tiling.width * rows.element) * whole * tiling.threads / vectors
 
 
 def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:

@@ -164,6 +164,14 @@ def test_odd_rows_are_cut_so_that_loads_are_in_flight_together() -> None:
         assert 611 % chunks == 0 or -(-611 // (rows * chunks)) <= unroll
 
 
+def test_short_rows_are_cut_so_that_their_loads_are_prefetched() -> None:
+    """Loads without bounds, of whole rows: 2651 rows of 7 float32 took 1.03 us by blocks of 241 and 1.20 to 1.26 by others on an H200."""
+    first, *_ = gpu_reduce.propose(Streams("float32").row_sum(2651, 7), H200, 20)
+    params = dict(first.candidate.params)
+    assert 2651 % int(str(params["rows"])) == 0
+    assert 1 < int(str(params["threads"])) <= 4
+
+
 def test_reductions_without_windows_and_with_large_windows_are_left_to_others() -> None:
     assert gpu_window.propose(column_sum(4096, 4096), H200, 20) == ()
     assert gpu_window.propose(gemv(64, 64), H200, 20) == ()
