@@ -22,17 +22,21 @@ from kerneldecl.policies.gpu.column_waits import (
     column_rounds,
     column_waits,
     combining_cycles,
+    combining_warp_cycles,
     is_padded,
 )
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
+    PREFETCHED_ROUND,
+    RESOLVED_LOADS,
     WARP_CYCLES,
     Timed,
     Work,
     access_widths,
     in_flight_bytes,
     load_rounds,
+    prefetched_share,
     ranked,
     touched_share,
 )
@@ -49,7 +53,7 @@ COLUMN_ROWS = (8, 4, 16, 2, 32, 1)
 """Threads of a block that share a column."""
 UNROLL = (4, 2, 1)
 NARROW_BYTES = 4
-"""Bytes of an access below which more are unrolled: as where an odd number of columns of 16 bits leaves no wider ones."""
+"""Bytes of an access up to which more are unrolled: as where an odd number of columns leaves no wider ones."""
 NARROW_UNROLL = (16, 8, *UNROLL)
 OTHER_REGISTERS = 15
 """Registers of a thread besides its loads in flight and its results: 30 in all for 64 bytes in flight, measured on an H200."""
@@ -244,11 +248,21 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
         # one access, its neighbours' are as far from one another, each in a line of its own.
         moved_smem_bytes=rows.points * rows.element
         + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
-        rounds=load_rounds(loads, access_bytes, bounded_turns) + has_rest,
+        rounds=load_rounds(loads, access_bytes, bounded_turns) + has_rest - PREFETCHED_ROUND * _prefetched(rows, gpu, tiling),
         barriers=2 * tiling.tile if tiling.threads > gpu.warp_size else 0,
         serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width + branches * BRANCH_CYCLES,
         warp_cycles=WARP_CYCLES,
     )
+
+
+def _prefetched(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> float:
+    """Return which part of a row is prefetched: what a single turn loads of whole rows without bounds."""
+    vectors, whole = rows.elements // tiling.width, rows.elements // tiling.width // tiling.threads
+    is_looped = -(-vectors // tiling.threads) > tiling.unroll
+    if rows.operands > 1 or tiling.chunks > 1 or is_looped or rows.row_count % tiling.rows:
+        return 0.0
+    blocks, threads = rows.row_count // tiling.rows, tiling.threads * tiling.rows
+    return prefetched_share(gpu, blocks, threads, whole, tiling.width * rows.element) * whole * tiling.threads / vectors
 
 
 def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
@@ -306,7 +320,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     moved = moved_bytes(space)
     others = points(block, "spatial") // columns
     for width, rows, threads in itertools.product(access_widths(columns, element), COLUMN_ROWS, BLOCK_THREADS[:3]):
-        vectors, is_narrow = columns // width, width * element < NARROW_BYTES
+        vectors, is_narrow = columns // width, width * element <= NARROW_BYTES
         sides = _sides(vectors, threads // rows)
         is_converted = len(block.reads) == 1 and element < 4
         is_wide = width * element == VECTOR_BYTES and width >= WIDE_COLUMNS and not is_padded(block)
@@ -318,11 +332,12 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             combined = blocks * side * width if is_padded(block) else others * columns
             # Threads that share whole rows read neighbouring rows.
             piece_bytes = side * width * element * (rows if others == 1 and side == vectors else 1)
-            rolled = 1.0 if is_converted else 1 + ROLLED_SHARE * (ENOUGH_UNROLLED / unroll - 1)
+            is_unrolled = rows == 1 and size <= RESOLVED_LOADS
+            rolled = 1.0 if is_converted or is_unrolled else 1 + ROLLED_SHARE * (ENOUGH_UNROLLED / unroll - 1)
             # As on rows, there are chunks where blocks are few.
             for chunks in _column_chunks(gpu, blocks, size, rows, unroll):
                 steps = -(-chunk_rows(size, chunks, rows * unroll) // rows)
-                turns = Turns(rows, unroll, steps, size % chunks > 0)
+                turns = Turns(rows, unroll, steps, size % chunks > 0, chunks, width * element)
                 load_cycles = bounded_load_cycles(block, size % (chunks * rows * unroll) > 0, vectors % side > 0, turns)
                 is_prefetched = steps <= unroll and load_cycles == 0.0
                 waste = -(-steps // unroll) * unroll * rows * chunks / size * blocks * side / (others * vectors)
@@ -338,6 +353,7 @@ def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                     rounds=column_rounds(steps, width * element) * rolled + (0.0 if is_prefetched else UNPREFETCHED_ROUND),
                     barriers=1 if rows > 1 else 0,
                     serial_cycles=column_waits(steps, unroll, load_cycles) + combining_cycles(rows, width),
+                    warp_cycles=combining_warp_cycles(rows, width),
                 )
                 params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
                 yield params, (work, *_combining_columns(gpu, combined, chunks))

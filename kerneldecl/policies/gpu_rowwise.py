@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
+from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
@@ -55,6 +55,9 @@ BOUNDED_VECTOR_CYCLES = 50.0
 """Cycles for each element of a thread's last vector of 16 bytes where some threads have one less: softmaxes of 136 to 3776 elements took
 0.2 to 0.6 us more with eight elements of 16 bits than with four. Norms, which load weights as well, did not."""
 
+STORED_AGAIN = 3.0
+"""Bytes through L2 for each byte of a sector that stores of few lanes leave as they are. Softmaxes of 213852 x 23 and 332235 x 11 float16
+and of 243703 x 8 float32 took 3 to 7 times as long by single elements or threads as by 4 or 8 lanes, 20 tilings each (H200, 2026-11)."""
 IDLE_LANES_CYCLES = 500.0
 """Cycles of a row that one turn of a part of a warp holds, where some lanes have no vector: all that a lane does with one is a branch
 then. Softmaxes of 24 and 29 elements took 0.2 to 0.45 us more so than with fewer lanes (H200, 2026-11)."""
@@ -111,6 +114,7 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             bounded += streams * BRANCH_CYCLES
         if count % rows and row_threads > 1:
             bounded += BOUNDED_ROW_CYCLES * (steps if weights else min(steps, BOUNDED_ROW_LOADS))
+        again = _stored_again(last, row_threads * width) if writes_rows else 0.0
         work = Work(
             blocks=-(-count // rows),
             threads=row_threads * rows,
@@ -118,7 +122,7 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             flops=(INSTRUCTION_FLOPS * instructions + sum(points(block) * ACCESS_FLOPS / width for block in space.blocks)) * waste,
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=moved_bytes(space),
-            l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * (1.0 if is_kept else lines),
+            l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * (1.0 if is_kept else lines) + STORED_AGAIN * again,
             moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0)
             + LINE_SHARE * moved_bytes(space) * lines,
             rounds=(kept_rounds if is_kept else steps * passes)
@@ -128,6 +132,16 @@ def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[
             warp_cycles=WARP_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)
+
+
+def _stored_again(last: Block, elements: int) -> float:
+    """Return the bytes of L2's sectors that results take besides their own where lanes store so many elements of a row at once.
+
+    Each store of a warp then writes a part of a sector, or of one that it shares with the next rows.
+    """
+    element, size = dtype_bytes(last.writes[0].dtype), last.axes[-1].extent
+    sector = min(SECTOR_BYTES, size * element)
+    return points(last) * element * max(0.0, sector / (min(elements, size) * element) - 1)
 
 
 def _weights(space: IterSpace, size: int) -> int:

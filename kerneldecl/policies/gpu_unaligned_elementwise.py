@@ -24,6 +24,10 @@ HAS_TRACES = False
 
 PLACE_FLOPS = 8.0
 """Operations in which a thread finds the place of an element that no vector has: a comparison, two choices, a sum. Counted by hand."""
+TURN_CYCLES = 800.0
+"""Cycles that a thread waits more for each vector after its first where each loads elements alone, since nvcc 13.0 does not have those of
+several in flight: 16 loads wait once, 32 up to 16 times, 64 9 to 20 times (SASS). Five operators took up to 0.9 us a vector so, most 0.3 to
+0.5 (two seeds, H200, 2026-11)."""
 DIVISION_FLOPS = 40.0
 """Operations in which a thread finds a vector's row and the place in it. Counted by hand."""
 
@@ -67,6 +71,7 @@ def _timed(space: IterSpace, sizes: UnalignedSizes, gpu: Gpu) -> Iterator[Timed]
             l2_bytes=nbytes,
             moved_smem_bytes=_l1_bytes(sizes, unroll),
             rounds=load_rounds(loads, 1) + (sizes.gathered > 0 and sizes.per_row + sizes.per_column > 0),
+            serial_cycles=TURN_CYCLES * (unroll - 1) * (sizes.gathered + sizes.per_row > 0),
             shared_loads=math.ceil(min(1, shared) * rows) + (columns if shared else 0),
         )
         yield params._asdict(), (work,)

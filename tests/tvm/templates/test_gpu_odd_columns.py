@@ -62,7 +62,7 @@ def test_a_prime_number_of_columns_has_threads_that_cover_whole_lines() -> None:
     assert first.predicted_secs < 1e-5
 
 
-@pytest.mark.parametrize(("shape", "secs"), [((38791, 3), 5e-6), ((191, 27799), 10e-6), ((10007, 521), 11e-6), ((65006, 24), 8e-6)])
+@pytest.mark.parametrize(("shape", "secs"), [((38791, 3), 5e-6), ((191, 27799), 10e-6), ((10007, 521), 13e-6), ((65006, 24), 8e-6)])
 def test_primes_of_rows_or_columns_keep_every_sm_busy(shape: tuple[int, int], secs: float) -> None:
     """Chunks that divide 38791 rows are one, threads that divide 27799 columns are one."""
     mod = canonical.lower(load_rule(REPOSITORY, "reduce").of(REPOSITORY, {"op": "sum", "shape": shape, "axes": (0,)}))

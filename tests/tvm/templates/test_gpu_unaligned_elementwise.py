@@ -190,6 +190,22 @@ def test_odd_rows_are_predicted_to_take_little_longer_than_even_ones() -> None:
         assert first(4095, name, **attrs) < 1.15 * first(4096, name, **attrs)
 
 
+@pytest.mark.parametrize(
+    ("name", "attrs", "fewest"),
+    [
+        # 2.4 us by one vector, 3.2 by two, 12.4 by eight on an H200; 1.6, 2.0 and 5.1.
+        ("elementwise", {"op": "gelu_mul", "halves": True, "shape": (1802, 205), "dtype": "bfloat16"}, 1),
+        ("batch_norm", {"shape": (26, 16, 21, 21), "axis": 1, "eps": 1e-5, "dtype": "float32"}, 1),
+    ],
+)
+def test_threads_have_few_vectors_whose_elements_are_loaded_alone(name: str, attrs: dict[str, Any], fewest: int) -> None:
+    proposals = policy.propose(iter_space(canonical.lower(rule_of(name, **attrs))), H200, 20)
+    own = [dict(each.candidate.params) for each in proposals if each.candidate.template == policy.TEMPLATES[0]]
+    unrolls = [int(str(params["unroll"])) for params in own]
+    assert unrolls[0] == fewest
+    assert unrolls.index(8) > unrolls.index(2)
+
+
 @pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("gpu", at({1}, ["t4", "h200"]))
