@@ -27,6 +27,7 @@ from kerneldecl.analysis.hopper_limits import MAX_TMA_BOX, MMA_TILE_ROWS, SM_SME
 from kerneldecl.analysis.params import WindowParams, read_params
 from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
 from kerneldecl.templates.hopper.conv_tiles import PixelBoxes, conv_epilogue
+from kerneldecl.templates.hopper.epilogue import longest_line
 from kerneldecl.templates.hopper.read_conv import Convolution, read_convolution, with_views
 from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, SmemConvKernel
 from kerneldecl.templates.hopper.smem_conv_kernel import build
@@ -46,7 +47,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     kernel = SmemConvKernel(
         convolution=convolution,
         boxes=boxes,
-        epilogue=conv_epilogue(convolution, boxes, conv_params.block_n, is_swapped=False),
+        epilogue=conv_epilogue(convolution, boxes, conv_params.block_n, is_swapped=False, line=longest_line(conv_params.block_n)),
         params=conv_params,
         sm_count=arch.the_gpu.sm_count,
     )

@@ -356,8 +356,12 @@ SMEM_CONVOLUTIONS: list[Case] = [
     (THREE_BY_THREE | {"c": 1, "f": 32, "epilogue": ("bias", "silu")}, {"tile_w": 64, "block_n": 32, "mma_tiles": 1}),
     (THREE_BY_THREE | {"c": 12, "stride": 1, "kh": 5, "dilation": 1, "padding": 0}, {}),
     (THREE_BY_THREE | {"kw": 1, "kh": 5, "dilation": 2, "padding": 0, "stride": 3}, {"mma_tiles": 1, "blocks": 3}),
+    (THREE_BY_THREE | {"f": 120, "epilogue": ("bias", "relu")}, {"block_n": 120, "mma_tiles": 1}),
+    (THREE_BY_THREE | {"f": 200, "epilogue": ("bias", "add", "relu"), "n": 1}, {"block_n": 40, "tile_w": 32}),
+    (THREE_BY_THREE | {"f": 56, "dtype": "bfloat16", "n": 1}, {"block_n": 112, "mma_tiles": 1}),
 ]
-"""Convolutions of images with few channels: windows that begin amid a pair of elements, rows of odd length, results beyond tiles."""
+"""Convolutions of images with few channels: windows that begin amid a pair of elements, rows of odd length, results beyond tiles, lines of
+results that are no power of two."""
 GATED_GEMMS: dict[str, Case] = {
     "silu": ({}, {"block_n": 128}),
     "one column of tiles": ({"n": 8, "m": 9}, {**ONE, "block_n": 16}),

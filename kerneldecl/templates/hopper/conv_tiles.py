@@ -14,8 +14,8 @@ from tvm import tirx
 
 from kerneldecl.analysis.hopper_limits import TMA_ALIGN_BYTES
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.hopper.epilogue import SMEM_DTYPES, Epilogue, chunk_shape, tile_operand_of
-from kerneldecl.templates.hopper.operands import SWIZZLES, TensorMap
+from kerneldecl.templates.hopper.epilogue import SMEM_DTYPES, Epilogue, chunk_shape, swizzle_of, tile_operand_of
+from kerneldecl.templates.hopper.operands import TensorMap
 from kerneldecl.templates.hopper.read_conv import Convolution
 
 
@@ -58,8 +58,12 @@ class PixelBoxes:
         )
 
 
-def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int, *, is_swapped: bool, step: int = 1) -> Epilogue:
+def conv_epilogue(
+    convolution: Convolution, boxes: PixelBoxes, tile_filters: int, *, is_swapped: bool, step: int = 1, line: int = 0
+) -> Epilogue:
     """Return the epilogue of a convolution in tiles of boxes of pixels: chunks hold some of the pixels, which are a box, too.
+
+    Where TMA stores chunks of filters, they have `line` of them, if it is given.
 
     Boxes of a transposed convolution have pixels that lie a step apart; the batch is the phase, the place of the first one.
     """
@@ -98,7 +102,9 @@ def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int
     def inside(row: Any, column: Any) -> Any:
         return tirx.all(*(at < extent for at, extent in zip(in_phase(row, column), extents, strict=True)))
 
-    store_map = _store_map(convolution, (width, *reversed(boxes.part(lines))), step)
+    box = tuple(reversed(boxes.part(lines)))
+    store_map = _store_map(convolution, (line or width, *box), step)
+    width = line if line and store_map is not None else width
     place = [tirx.Var(name, "int32") for name in ("image", "row", "column", "filter")]
     return Epilogue(
         dtype=str(convolution.out.dtype),
@@ -135,4 +141,4 @@ def _store_map(convolution: Convolution, box: tuple[int, ...], step: int) -> Ten
     if step > 1:
         dims = (step * filters, width // step, step, height // step, images)
         strides, box = (step * pitch, row, step * row, height * row), (box[0], box[1], 1, *box[2:])
-    return TensorMap(buffer=out, dtype=dtype, dims=dims, strides_bytes=strides, box=box, swizzle=SWIZZLES[box[0] * 2], promotion=0)
+    return TensorMap(buffer=out, dtype=dtype, dims=dims, strides_bytes=strides, box=box, swizzle=swizzle_of(box[0]), promotion=0)

@@ -212,7 +212,7 @@ def _store_map(gemm: GemmProblem, width: int, lines: int) -> TensorMap | None:
         dims=(columns, rows, *extents),
         strides_bytes=strides,
         box=(width, lines, *(1 for _ in extents)),
-        swizzle=SWIZZLES[width * 2],
+        swizzle=swizzle_of(width),
         promotion=0,
     )
 
@@ -221,3 +221,17 @@ def chunk_shape(block_n: int, *, is_swapped: bool) -> tuple[int, int]:
     """Return the elements of a line and the lines that are stored at once, of a 64-row MMA tile of so many columns."""
     columns = block_n if is_swapped and block_n <= MMA_TILE_ROWS else math.gcd(block_n, MMA_TILE_ROWS)
     return (MMA_TILE_ROWS, columns) if is_swapped else (columns, MMA_TILE_ROWS)
+
+
+def longest_line(block_n: int) -> int:
+    """Return the most elements of a line, up to 64, of which a tile's columns are a multiple, where TMA stores chunks.
+
+    Lines of a power of two are swizzled. Those of an odd multiple of 8 need not be: eight of them begin in different banks.
+    """
+    odd = (width for width in range(8, MMA_TILE_ROWS, 16) if block_n % width == 0)
+    return max(math.gcd(block_n, MMA_TILE_ROWS), *odd, 0)
+
+
+def swizzle_of(width: int) -> int:
+    """Return the CUtensorMapSwizzle of a chunk whose lines have so many elements of 16 bits."""
+    return SWIZZLES.get(width * 2, 0)
