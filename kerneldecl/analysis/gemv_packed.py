@@ -40,19 +40,17 @@ class GemvPackedParams(NamedTuple):
     """Whether one lane copies a warp's weights in bulk; else each lane copies 16 bytes of each 512."""
     prefetch: int = 0
     """Steps of a warp whose weights come to L2 while the preceding kernel ends."""
-    grid: int = 0
-    """Thread blocks; 0 for as few as `tiles` allows."""
     alone: int = 0
     """Whether an SM has shared memory for `blocks` thread blocks and no more, so that none of the next kernel comes beside them."""
 
     def candidate(self) -> Candidate:
-        return Candidate.of(TEMPLATE, {name: value for name, value in self._asdict().items() if value or name not in {"grid", "alone"}})
+        return Candidate.of(TEMPLATE, {name: value for name, value in self._asdict().items() if value or name != "alone"})
 
     @property
     def walk(self) -> PersistentParams:
         """The persistent GEMM with the same tiles and steps."""
         shared = (self.rows, self.step, self.warps, self.tiles, self.stages)
-        return PersistentParams(*shared, held=self.tiles, bulk=self.bulk, prefetch=self.prefetch, interleave=1, grid=self.grid)
+        return PersistentParams(*shared, held=self.tiles, bulk=self.bulk, prefetch=self.prefetch, interleave=1)
 
     def pitch(self, sizes: PackedSizes) -> int:
         """Bytes from a warp's row of activations in shared memory to the next."""
@@ -95,7 +93,6 @@ class GemvPackedParams(NamedTuple):
             and sizes.k % self.step == 0
             and 2 <= self.stages <= MAX_PERSISTENT_STAGES
             and 1 <= self.tiles <= walk.row_tiles(sizes)
-            and (self.grid == 0 or self.tiles == -(-walk.row_tiles(sizes) // self.grid))
             and self.alone in (0, 1)
             and (self.bulk == 0 or (self.bulk == 1 and gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY))
             and 0 <= self.prefetch <= self.tiles * walk.slice_steps(sizes)

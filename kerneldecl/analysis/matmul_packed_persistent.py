@@ -48,11 +48,9 @@ class PersistentParams(NamedTuple):
     """Whether the first weights come to L2 whose stages activations have at first."""
     interleave: int = 0
     """Whether a warp has every so many-th step as there are warps; else steps that follow each other."""
-    grid: int = 0
-    """Thread blocks, or clusters of them; 0 for as few as `tiles` allows."""
 
     def candidate(self) -> Candidate:
-        given = {name: value for name, value in self._asdict().items() if name not in {"interleave", "grid"} or value}
+        given = {name: value for name, value in self._asdict().items() if name != "interleave" or value}
         return Candidate.of("gpu_matmul_packed_persistent", given)
 
     @property
@@ -65,7 +63,7 @@ class PersistentParams(NamedTuple):
 
     def blocks(self, sizes: PackedSizes) -> int:
         """Thread blocks, or clusters of them; each has every `blocks`th tile."""
-        return self.grid or -(-self.row_tiles(sizes) // self.tiles)
+        return -(-self.row_tiles(sizes) // self.tiles)
 
     def steps(self, sizes: PackedSizes) -> int:
         return sizes.k // self.step

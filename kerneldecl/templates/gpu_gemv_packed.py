@@ -15,7 +15,6 @@ Parameters:
   stages   2 to 24 steps that a warp has in shared memory or on their way to it, those of the next tile behind those of this one
   bulk     1 has one lane copy a warp's weights in bulk, from compute capability 9.0 on; 0 has each lane copy 16 bytes of each 512
   prefetch steps of a warp whose weights are prefetched to L2 before the preceding kernel has ended
-  grid     thread blocks, each with up to `tiles` tiles; 0, the default, for as few as `tiles` allows
   alone    1 has a thread block ask for so much shared memory that an SM holds `blocks` of them and no more: with PDL the next kernel's come
            as soon as there is room, and where the grid does not fill all SMs evenly, some SMs then get two of one kernel and others none
 

@@ -3,9 +3,9 @@
 Knows nothing of TVM or of how the template applies them. Times are those of persistent kernels, but for the activations, which stay in
 shared memory.
 
-With PDL thread blocks of the next kernel come as soon as an SM has room, and wait there. That overlaps their start, but spreads them
-unevenly where the grid does not fill all SMs: then some SMs get two thread blocks of one kernel and others none. So thread blocks are
-either alone on their SM, or exactly as many as all SMs, each with room for one of the next kernel beside each.
+With PDL thread blocks of the next kernel come as soon as an SM has room, and wait there. Where the grid does not fill all SMs, some SMs
+then get two thread blocks of one kernel and others none: so each is alone on its SM. Rejected: as many thread blocks as fill all SMs, with
+room for the next kernel's beside them, which took 10.6 to 13.3 us where one of 64 rows alone took 10.1 (8192 x 8192; H200, 2026-11).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def proposals(sizes: PackedSizes, gpu: Gpu, moved: int) -> Iterator[Proposal]:
 
 def _tile(params: GemvPackedParams) -> tuple[int, ...]:
     """Return what decides in which pieces weights come, how, and to which thread blocks."""
-    return params.rows, params.step, params.warps, params.tiles, params.alone, params.bulk
+    return params.rows, params.step, params.warps, params.tiles, params.bulk
 
 
 def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
@@ -85,17 +85,9 @@ def choices(sizes: PackedSizes, gpu: Gpu) -> Iterator[GemvPackedParams]:
         # With fewer rows of weights k should be divided among thread blocks.
         fills = 2 * grid >= gpu.sm_count and grid > (blocks - 1) * gpu.sm_count
         if rows * step // 2 in STEP_BYTES and fills:
-            yield from (each for each in _placed(params, gpu) if each.fits(sizes, gpu))
-
-
-def _placed(params: GemvPackedParams, gpu: Gpu) -> Iterator[GemvPackedParams]:
-    """Yield thread blocks that are alone on their SM, and as many as fill all SMs with room beside them; without PDL as they are."""
-    if gpu.compute_capability < FIRST_PDL_CAPABILITY:
-        yield params
-        return
-    yield params._replace(alone=1)
-    if params.tiles > 1:
-        yield params._replace(blocks=2 * params.blocks, grid=params.blocks * gpu.sm_count)
+            placed = params._replace(alone=int(gpu.compute_capability >= FIRST_PDL_CAPABILITY))
+            if placed.fits(sizes, gpu):
+                yield placed
 
 
 def _secs(sizes: PackedSizes, params: GemvPackedParams, gpu: Gpu, moved: int) -> float:
