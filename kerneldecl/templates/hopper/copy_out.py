@@ -11,13 +11,13 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
-from kerneldecl.templates.hopper.epilogue import Epilogue, meta_vars, swizzle_of
+from kerneldecl.templates.hopper.epilogue import Epilogue, is_swizzled, meta_vars
 
 
 def smem_place(epilogue: Epilogue, line: Any, piece: Any) -> Any:
     """Return where in a chunk 8 elements of a line are: as the swizzle of so long lines permutes them."""
     pieces = epilogue.width // 8
-    if not swizzle_of(epilogue.width):
+    if not is_swizzled(epilogue.width):
         return line * epilogue.width + piece * 8
     return line * epilogue.width + T.bitwise_xor(piece, line * epilogue.width // MMA_TILE_ROWS % pieces) * 8
 

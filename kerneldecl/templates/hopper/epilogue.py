@@ -232,6 +232,11 @@ def longest_line(block_n: int) -> int:
     return max(math.gcd(block_n, MMA_TILE_ROWS), *odd, 0)
 
 
+def is_swizzled(width: int) -> bool:
+    """Say whether a chunk is swizzled whose lines have so many elements of 16 bits."""
+    return width * 2 in SWIZZLES
+
+
 def swizzle_of(width: int) -> int:
-    """Return the CUtensorMapSwizzle of a chunk whose lines have so many elements of 16 bits."""
+    """Return the CUtensorMapSwizzle of such a chunk."""
     return SWIZZLES.get(width * 2, 0)
