@@ -43,11 +43,11 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if convolution is None or not _takes(convolution):
         return None
     results = convolution.images, convolution.rows.results, convolution.columns.results
-    boxes = PixelBoxes(results, (1, conv_params.tile_h, conv_params.tile_w))
+    boxes = PixelBoxes(results, (1, conv_params.tile_h, conv_params.tile_w), longest_line(conv_params.block_n))
     kernel = SmemConvKernel(
         convolution=convolution,
         boxes=boxes,
-        epilogue=conv_epilogue(convolution, boxes, conv_params.block_n, is_swapped=False, line=longest_line(conv_params.block_n)),
+        epilogue=conv_epilogue(convolution, boxes, conv_params.block_n, is_swapped=False),
         params=conv_params,
         sm_count=arch.the_gpu.sm_count,
     )

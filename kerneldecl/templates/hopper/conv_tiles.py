@@ -25,6 +25,8 @@ class PixelBoxes:
 
     results: tuple[int, int, int]
     tile: tuple[int, int, int]
+    line: int = 0
+    """Filters of a pixel that TMA stores at once; 0 for as many as a power of two allows."""
 
     @property
     def pixels(self) -> int:
@@ -58,12 +60,8 @@ class PixelBoxes:
         )
 
 
-def conv_epilogue(
-    convolution: Convolution, boxes: PixelBoxes, tile_filters: int, *, is_swapped: bool, step: int = 1, line: int = 0
-) -> Epilogue:
+def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int, *, is_swapped: bool, step: int = 1) -> Epilogue:
     """Return the epilogue of a convolution in tiles of boxes of pixels: chunks hold some of the pixels, which are a box, too.
-
-    Where TMA stores chunks of filters, they have `line` of them, if it is given.
 
     Boxes of a transposed convolution have pixels that lie a step apart; the batch is the phase, the place of the first one.
     """
@@ -103,8 +101,8 @@ def conv_epilogue(
         return tirx.all(*(at < extent for at, extent in zip(in_phase(row, column), extents, strict=True)))
 
     box = tuple(reversed(boxes.part(lines)))
-    store_map = _store_map(convolution, (line or width, *box), step)
-    width = line if line and store_map is not None else width
+    store_map = _store_map(convolution, (boxes.line or width, *box), step)
+    width = boxes.line if boxes.line and store_map is not None else width
     place = [tirx.Var(name, "int32") for name in ("image", "row", "column", "filter")]
     return Epilogue(
         dtype=str(convolution.out.dtype),
