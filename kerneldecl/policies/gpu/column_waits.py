@@ -102,7 +102,7 @@ def _rest_load_cycles(turns: Turns, *, is_narrow: bool) -> float:
 
 
 def rest_waits(turns: Turns, *, is_narrow: bool) -> float:
-    """Return how often a thread waits besides the first time that shares a column whose rows are no whole turns, as counted in SASS.
+    """Return how often a thread waits after the first time, where threads share a column and its rows are no whole turns (counted in SASS).
 
     Of each unrolled turn, the loads that bounds exclude of the last one wait one by one, the others together. Elements of 16 bits, whose
     additions are not branches where hardly a load is excluded, do not wait then.
