@@ -188,7 +188,7 @@ def test_other_gpus_have_no_asynchronous_or_bulk_copies_or_clusters() -> None:
 
 
 def test_both_policies_compete() -> None:
-    for m, first in ((1, "gpu_matmul_packed_persistent"), (256, "wgmma_matmul_quantized")):
+    for m, first in ((1, "gpu_gemv_packed"), (256, "wgmma_matmul_quantized")):
         space = iter_space(canonical.lower(rule_of({"m": m, "n": 8192, "k": 8192})))
         templates = [each.candidate.template for each in gpu_matmul_quantized.propose(space, load_arch(ROOT, "h200"), 6)]
         assert len(templates) == 6

@@ -142,13 +142,14 @@ def test_the_template_takes_every_candidate(gpu: str, attrs: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("m", [1, 8, 16])
-def test_most_proposals_for_one_row_are_persistent_and_differ_and_some_for_more(m: int) -> None:
-    # One of four proposals for one row is a GEMV.
-    proposals = proposed({"m": m, "n": 8192, "k": 8192}, "h200", 24 if m == 1 else 18)
+def test_most_proposals_for_one_row_besides_gemvs_are_persistent_and_differ_and_some_for_more(m: int) -> None:
+    # One of two of the first proposals for one row is a GEMV, one in six of the others is not persistent.
+    proposals = proposed({"m": m, "n": 8192, "k": 8192}, "h200", 12 if m == 1 else 18)
     # Thread blocks wait for more rows of activations, so that other kernels come first.
-    assert len(proposals) == (15 if m == 1 else 3)
+    assert len(proposals) == (5 if m == 1 else 3)
     if m == 1:
-        assert len({tuple(dict(each.candidate.params)[name] for name in ("rows", "step", "split_k")) for each in proposals}) > 4
+        proposals = proposed({"m": m, "n": 8192, "k": 8192}, "h200", 24)
+        assert len({tuple(dict(each.candidate.params)[name] for name in ("rows", "step", "split_k")) for each in proposals}) > 3
         assert len({dict(each.candidate.params)["stages"] for each in proposals}) > 2
     # With too few rows of weights a thread block has one tile, and nothing to keep activations for.
     assert not proposed({"m": m, "n": 128, "k": 8192}, "h200", 100)
