@@ -149,7 +149,7 @@ class Problem(NamedTuple):
 
     @property
     def added_cycles(self) -> float:
-        """Return the cycles of a consumer to convert and scale 64 products of a thread, beyond those of float8 with blocks."""
+        """Return the cycles of a consumer to convert and scale 64 int32 accumulators of a thread, beyond those of float8 with blocks."""
         own = COLUMN_CYCLES + (PRODUCT_CYCLES if self.has_row_groups else 0.0) if self.has_column_groups else 0.0
         return own + (CONVERT_CYCLES if self.dtype == "int8" else 0.0)
 
@@ -353,7 +353,7 @@ def _ctas_at_once(tiling: Tiling, gpu: Gpu) -> int:
 
 
 def _add_cycles(problem: Problem, tiling: Tiling) -> float:
-    """Return the cycles of a consumer to scale and add the products of an MMA tile and a k-tile."""
+    """Return the cycles of a consumer to scale and add the partial accumulators of an MMA tile and a k-tile."""
     return (ADD_CYCLES + problem.added_cycles) * tiling.block_n / BLOCK
 
 

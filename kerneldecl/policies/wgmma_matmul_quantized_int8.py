@@ -47,7 +47,7 @@ OTHER_REGISTERS = 64
 UNPACK_CYCLES = 48.0
 """Instructions of a warp to unpack its 16 rows of a k-tile: 32 of them make registers, the others load words (nvcc 13.0)."""
 ADD_CYCLES = 144.0
-"""Cycles of a consumer to convert 64 products of a thread, and to scale and add them: as of int8 with blocks. Assumed."""
+"""Cycles of a consumer to convert 64 int32 accumulators of a thread, and to scale and add them: as of int8 with blocks. Assumed."""
 GROUP_CYCLES = 80.0
 """Cycles more where activations have groups: scales of columns are loaded, and multiplied by those of rows. Assumed."""
 WAIT_CYCLES, K_TILE_CYCLES = 150.0, 80.0
@@ -87,7 +87,7 @@ class Tiling(NamedTuple):
 
     @property
     def registers(self) -> int:
-        """Registers of a thread for accumulators, products and unpacked weights."""
+        """Registers of a thread for accumulators, the partial ones of a k-tile and unpacked weights."""
         return scaled_registers(self.thread_accumulators, self.mma_tiles, self.partials) + unpacked_registers(self.mma_tiles, self.partials)
 
     def candidate(self) -> Candidate:

@@ -19,6 +19,18 @@ from kerneldecl.templates.hopper.read_gemm import GemmProblem, Matrix, read_gemm
 from kerneldecl.templates.hopper.split_stages import fresh_of, split_stages
 
 
+class ScaledOperands(NamedTuple):
+    """A GEMM without a batch, both of whose operands come out of stages of values and scales."""
+
+    gemm: GemmProblem
+    """The GEMM of what the stages compute, its last two parameters."""
+    rest: Any
+    """The function without the stages."""
+    a: Any
+    """Stage (values, scales, result) of A."""
+    b: Any
+
+
 class BlockScaledGemm(NamedTuple):
     """C[m, n] = epilogue(sum over k of A[m, k] * a_scales[k / 128, m] * B[n, k] * b_scales[n / 128, k / 128]).
 
@@ -33,8 +45,8 @@ class BlockScaledGemm(NamedTuple):
     """Elements along k that share a scale of a column; 0 where B has blocks, or scales that do not vary along k."""
 
 
-def read_block_scaled(mod: tvm.IRModule) -> BlockScaledGemm | None:
-    """Return the GEMM with scales of blocks that a module's function is, None where it is another computation."""
+def read_scaled_operands(mod: tvm.IRModule) -> ScaledOperands | None:
+    """Return the GEMM and the stages of its operands, None where a module's function is no such GEMM."""
     split = split_stages(mod["main"], 2)
     if split is None or any(len(stage.params) != 3 for stage in split[0]):
         return None
@@ -42,12 +54,19 @@ def read_block_scaled(mod: tvm.IRModule) -> BlockScaledGemm | None:
     gemm = read_gemm(canonical_module(rest))
     if gemm is None or gemm.extents[0] != 1:
         return None
-    _, m, n, k = gemm.extents
     results = gemm.func_params[-2:]
     at = [next((i for i, result in enumerate(results) if result.same_as(matrix.buffer)), None) for matrix in (gemm.a, gemm.b)]
     if sorted(at, key=str) != [0, 1]:
         return None
-    a, b = (stages[i] for i in at if i is not None)
+    return ScaledOperands(gemm, rest, *(stages[i] for i in at if i is not None))
+
+
+def read_block_scaled(mod: tvm.IRModule) -> BlockScaledGemm | None:
+    """Return the GEMM with scales of blocks that a module's function is, None where it is another computation."""
+    if (scaled := read_scaled_operands(mod)) is None:
+        return None
+    gemm, rest, a, b = scaled
+    _, m, n, k = gemm.extents
     dtype = str(a.params[0].dtype)
     if dtype not in DTYPES or k % BLOCK or str(b.params[0].dtype) != dtype:
         return None

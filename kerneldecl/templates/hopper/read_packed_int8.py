@@ -12,12 +12,11 @@ import tvm
 
 from kerneldecl.analysis.block_scales import BLOCK
 from kerneldecl.analysis.packed_weights import packed_shape
-from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.templates.hopper.read_block_scaled import groups_stage, rows_stage
-from kerneldecl.templates.hopper.read_gemm import GemmProblem, Matrix, read_gemm
+from kerneldecl.templates.hopper.read_block_scaled import groups_stage, read_scaled_operands, rows_stage
+from kerneldecl.templates.hopper.read_gemm import GemmProblem, Matrix
 from kerneldecl.templates.hopper.read_quantized import PackedWeights, packed_stage
-from kerneldecl.templates.hopper.split_stages import fresh_of, split_stages
+from kerneldecl.templates.hopper.split_stages import fresh_of
 
 
 class PackedInt8Gemm(NamedTuple):
@@ -32,19 +31,10 @@ class PackedInt8Gemm(NamedTuple):
 
 def read_packed_int8(mod: tvm.IRModule) -> PackedInt8Gemm | None:
     """Return the GEMM of packed weights and int8 that a module's function is, None where it is another computation."""
-    split = split_stages(mod["main"], 2)
-    if split is None or any(len(stage.params) != 3 for stage in split[0]):
+    if (scaled := read_scaled_operands(mod)) is None:
         return None
-    stages, rest = split
-    gemm = read_gemm(canonical_module(rest))
-    if gemm is None or gemm.extents[0] != 1:
-        return None
+    gemm, rest, a, b = scaled
     _, m, n, k = gemm.extents
-    results = gemm.func_params[-2:]
-    at = [next((i for i, result in enumerate(results) if result.same_as(matrix.buffer)), None) for matrix in (gemm.a, gemm.b)]
-    if sorted(at, key=str) != [0, 1]:
-        return None
-    a, b = (stages[i] for i in at if i is not None)
     group = _group_of(b, n, k)
     if group is None or match_digest(a) not in {match_digest(rows_stage(m, k, "int8")), match_digest(groups_stage(m, k, "int8", BLOCK))}:
         return None
